@@ -1,0 +1,1 @@
+"""The tool-agent runtime stands here; it imports no mlx and no terminal."""

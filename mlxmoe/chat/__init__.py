@@ -1,0 +1,1 @@
+"""From transcripts to token ids and back: tokenizer, renderer, parser."""

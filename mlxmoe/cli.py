@@ -1,0 +1,177 @@
+"""The command line: `mlxmoe run | score | plan | info`.
+
+Imports stand inside the functions, so that `--help` and `plan` load no mlx. Exit codes:
+0 done, 1 failed, 2 misused, 130 interrupted.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import click
+import typer
+
+from mlxmoe.errors import MlxmoeError
+
+app = typer.Typer(
+    help="Run Kimi K3 and K3.1 Pro with their experts streamed from the disk.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[Path, typer.Argument(help="Folder of a checkpoint in its published layout.")]
+Ram = Annotated[
+    str | None, typer.Option(help="Memory to use in all, like 96GB; the default leaves some free.")
+]
+NumSlots = Annotated[int | None, typer.Option("--slots", help="Experts in memory, in all.")]
+MaxSpan = Annotated[int | None, typer.Option(help="Prompt tokens that pass a layer together.")]
+Context = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def run(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="The question; - reads it from stdin.")],
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
+    ] = None,
+    tier: Annotated[str, typer.Option(help="Thinking effort: low, high or max.")] = "max",
+    think: Annotated[bool, typer.Option(help="Think before the answer.")] = True,
+    thinking_cap: Annotated[
+        int | None, typer.Option(help="Most thinking tokens; low 8192, high 32768, max no cap.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")] = 0.95,
+    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens under this share of the top.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer here; repeatable.")] = None,
+    ram: Ram = None,
+    slots: NumSlots = None,
+    max_span: MaxSpan = None,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer one prompt: reasoning dimmed, then the answer."""
+    from mlxmoe import events, transcript
+    from mlxmoe.verbs import check_tier, read_prompt, read_tools, run_request
+
+    messages = [transcript.user(read_prompt(prompt))]
+    if system:
+        messages.insert(0, transcript.system(system))
+    request = events.Request(
+        messages=tuple(messages),
+        tools=read_tools(tools),
+        tier=check_tier(tier),
+        thinking=think,
+        thinking_cap=thinking_cap,
+        sampling=events.Sampling(
+            temperature, top_p, top_k, min_p, seed, tuple(stop or ()), max_tokens
+        ),
+    )
+    engine = _engine(model, ram, slots, max_span, context)
+    raise typer.Exit(run_request(engine, request, as_json))
+
+
+@app.command()
+def score(
+    model: Model,
+    file: Annotated[Path | None, typer.Argument(help="Text to score.")] = None,
+    ids: Annotated[Path | None, typer.Option(help="JSON list of token ids instead.")] = None,
+    logits: Annotated[
+        Path | None, typer.Option(help="Write float32 logits [T, V] to this safetensors file.")
+    ] = None,
+    ram: Ram = None,
+    slots: NumSlots = None,
+    max_span: MaxSpan = None,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity of a text, or logits of token ids."""
+    from mlxmoe.verbs import run_score
+
+    engine = _engine(model, ram, slots, max_span, context)
+    raise typer.Exit(run_score(engine, file, ids, logits, as_json))
+
+
+@app.command()
+def plan(
+    model: Model,
+    ram: Ram = None,
+    slots: NumSlots = None,
+    max_span: MaxSpan = None,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """How the memory would be shared out, from the headers alone."""
+    from mlxmoe.checkpoint import open_checkpoint
+    from mlxmoe.report import plan_lines, plan_values
+
+    planned = open_checkpoint(model).plan(_settings(ram, slots, max_span, context))
+    _print(plan_values(planned), plan_lines(planned), as_json)
+
+
+@app.command()
+def info(model: Model, as_json: AsJson = False) -> None:
+    """What a checkpoint is."""
+    from mlxmoe.checkpoint import open_checkpoint
+    from mlxmoe.report import info_lines, info_values
+
+    checkpoint = open_checkpoint(model)
+    _print(info_values(checkpoint), info_lines(checkpoint), as_json)
+
+
+def _settings(ram: str | None, slots: int | None, max_span: int | None, context: int | None) -> Any:
+    from mlxmoe.budget import Settings, parse_size
+    from mlxmoe.checkpoint import stream_width
+
+    size = parse_size(ram) if ram is not None else None
+    return Settings(size, slots, max_span, context, stream_width())
+
+
+def _engine(
+    model: Path, ram: str | None, slots: int | None, max_span: int | None, context: int | None
+) -> Any:
+    """An engine that is not loaded yet; every refusal of the plan comes before mlx does."""
+    from mlxmoe.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(model)
+    planned = checkpoint.plan(_settings(ram, slots, max_span, context))
+    if sys.platform == "linux":
+        # MLX compiles each fused kernel with g++ there, at 1.6 s apiece.
+        os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+    from mlxmoe.engine import engine_for
+
+    return engine_for(checkpoint, planned)
+
+
+def _print(values: dict[str, Any], lines: list[str], as_json: bool) -> None:
+    print(json.dumps(values, ensure_ascii=False) if as_json else "\n".join(lines))
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except MlxmoeError as error:
+        print(f"mlxmoe: {error}", file=sys.stderr)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        print("mlxmoe: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        # Whoever read us is gone; a flush at exit would raise once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code or 0)

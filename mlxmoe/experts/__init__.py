@@ -1,0 +1,1 @@
+"""Routed experts on disk and in slots: index, store, tables, prefetch, slots."""

@@ -1,0 +1,1 @@
+"""The networks, plain: no streaming, no sharding, no threads."""

@@ -1,0 +1,129 @@
+"""Figures as JSON values and as lines to read: plans, checkpoints, answers."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from mlxmoe.budget import Plan
+from mlxmoe.checkpoint import Checkpoint
+from mlxmoe.config import KimiConfig
+from mlxmoe.events import Finished, Reply
+from mlxmoe.transcript import ToolCall
+
+GB = 1e9
+
+
+def call_line(call: ToolCall) -> str:
+    """`→ name({"key": …})`."""
+    return f"→ {call.name}({_arguments(call)})"
+
+
+def _arguments(call: ToolCall) -> str:
+    if isinstance(call.arguments, str):
+        return call.arguments
+    return json.dumps(dict(call.arguments), ensure_ascii=False)
+
+
+def stats_line(finished: Finished) -> str:
+    """One line of what an answer took."""
+    stats, experts = finished.stats, finished.stats.experts
+    picks = experts.hits + experts.misses + experts.rescues
+    rate = stats.decode_tokens / stats.decode_seconds if stats.decode_seconds else 0.0
+    hits = f", {100 * experts.hits / picks:.0f}% of {picks} expert picks in memory" if picks else ""
+    return (
+        f"[{finished.reason}] {stats.prefill_tokens} prompt tokens in "
+        f"{stats.prefill_seconds:.1f} s, {stats.decode_tokens} tokens at {rate:.2f}/s{hits}, "
+        f"{experts.bytes_read / GB:.2f} GB read, peak {stats.peak_memory_bytes / GB:.2f} GB "
+        f"of {stats.planned_memory_bytes / GB:.2f} GB planned"
+    )
+
+
+def reply_values(reply: Reply) -> dict[str, Any]:
+    """What `run --json` prints."""
+    return {
+        "reasoning": reply.reasoning,
+        "content": reply.content,
+        "tool_calls": [
+            {
+                "name": call.name,
+                "arguments": call.arguments
+                if isinstance(call.arguments, str)
+                else dict(call.arguments),
+            }
+            for call in reply.tool_calls
+        ],
+        "finish_reason": reply.finish_reason,
+        "usage": asdict(reply.usage),
+        "stats": asdict(reply.stats),
+    }
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """What `plan --json` prints: the plan's fields and their sums."""
+    return asdict(plan) | {"slot_bytes": plan.slot_bytes, "planned_bytes": plan.planned_bytes}
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """A plan to read."""
+    share = 100 * plan.slots / plan.experts if plan.experts else 100.0
+    rows = [
+        ("trunk", plan.trunk_bytes, "always in memory"),
+        (
+            "state",
+            plan.state_bytes,
+            f"{plan.context:,} tokens of context, {plan.state_bytes_per_1k / 1e6:.1f} MB "
+            "for each 1,024",
+        ),
+        ("scratch", plan.scratch_bytes, f"spans of up to {plan.span:,} prompt tokens"),
+        (
+            "slots",
+            plan.slot_bytes,
+            f"{plan.slots:,} of {plan.experts:,} experts ({share:.1f}%), "
+            f"{plan.record_bytes / 1e6:.2f} MB each",
+        ),
+        ("planned", plan.planned_bytes, f"of a budget of {plan.budget_bytes / GB:.2f} GB"),
+        ("floor", plan.floor_bytes, "the least that runs"),
+        ("working set", plan.working_set_bytes, "expert bytes that one token touches"),
+    ]
+    lines = [f"{name:<12} {size / GB:>10.2f} GB  {note}" for name, size, note in rows]
+    return [*lines, f"{'residency':<12} {plan.residency:>13}"]
+
+
+def info_values(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What `info --json` prints."""
+    config, manifest = checkpoint.config, checkpoint.manifest
+    values: dict[str, Any] = {
+        "folder": str(manifest.folder),
+        "model_type": config.model_type,
+        "layers": config.num_hidden_layers,
+        "moe_layers": len(manifest.experts),
+        "experts_per_layer": manifest.experts[0].num_experts if manifest.experts else 0,
+        "experts_per_token": config.top_k,
+        "context": config.context_length,
+        "files": len(manifest.files),
+        "file_bytes": sum(file.size for file in manifest.files),
+        "trunk_bytes": manifest.trunk_bytes,
+        "expert_bytes": manifest.expert_bytes,
+        "record_bytes": manifest.record_bytes,
+        "extents_per_record": len(manifest.experts[0].extents(0)) if manifest.experts else 0,
+    }
+    if isinstance(config, KimiConfig):
+        values |= {
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+            "full_attention_layers": list(config.full_attention_layers),
+            "index_topk": config.dsa.topk if config.dsa else None,
+        }
+    return values
+
+
+def info_lines(checkpoint: Checkpoint) -> list[str]:
+    """A checkpoint to read."""
+    values = info_values(checkpoint)
+    lines = []
+    for name, value in values.items():
+        if name.endswith("_bytes"):
+            lines.append(f"{name.removesuffix('_bytes'):<22} {value / GB:.3f} GB")
+        else:
+            lines.append(f"{name:<22} {value}")
+    return lines

@@ -1,0 +1,1 @@
+"""The HTTP endpoint stands here; it imports no mlx."""

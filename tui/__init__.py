@@ -1,0 +1,1 @@
+"""The terminal UI stands here, on `mlxmoe.agent`; it imports no mlx."""
