@@ -21,7 +21,7 @@ from mlxmoe.config import KimiConfig
 from mlxmoe.errors import EngineError, MlxmoeError
 from mlxmoe.events import Failed, Request, Stream
 from mlxmoe.experts.index import check_unchanged
-from mlxmoe.loader import Loaded, OnProgress, load
+from mlxmoe.loader import Loaded, OnProgress, hold_memory, load
 from mlxmoe.session import Session
 
 T = TypeVar("T")
@@ -55,11 +55,13 @@ class Engine:
         stream = Stream()
 
         def job(runtime: Runtime) -> None:
+            answer = Answer(runtime, request, stream)
             try:
                 check_unchanged(runtime.loaded.manifest)
-                Answer(runtime, request, stream).run()
+                answer.run()
             except MlxmoeError as error:
-                _recover(runtime)
+                if answer.begun:
+                    _recover(runtime)
                 stream.put(Failed(error))
             except Exception as error:
                 _recover(runtime)
@@ -103,19 +105,27 @@ class Engine:
 
     def _run(self, on_progress: OnProgress, ready: queue.SimpleQueue[Exception | None]) -> None:
         try:
-            loaded, chat, limits = self._open_model(on_progress)
+            runtime = self._open(on_progress)
         except Exception as error:
             mx.clear_streams()
             ready.put(error)
             return
-        runtime = Runtime(loaded, chat, Session(loaded.network, limits.span), limits)
         ready.put(None)
         while job := self._jobs.get():
             job(runtime)
-        loaded.close()
-        del runtime, loaded
+        runtime.loaded.close()
+        del runtime
         # Without this the process may abort when the thread ends just before exit.
         mx.clear_streams()
+
+    def _open(self, on_progress: OnProgress) -> Runtime:
+        loaded, chat, limits = self._open_model(on_progress)
+        try:
+            session = Session(loaded.network, limits.span)
+        except BaseException:
+            loaded.close()
+            raise
+        return Runtime(loaded, chat, session, limits)
 
 
 def engine_for(checkpoint: Checkpoint, plan: Plan) -> Engine:
@@ -125,6 +135,7 @@ def engine_for(checkpoint: Checkpoint, plan: Plan) -> Engine:
         manifest, config = checkpoint.manifest, checkpoint.config
         folder = manifest.folder
         chat: Chat = KimiChat(folder) if isinstance(config, KimiConfig) else ForeignChat(folder)
+        hold_memory(plan.planned_bytes)
         loaded = load(manifest, config, plan.slots, on_progress)
         vocab = config.vocab_size if isinstance(config, KimiConfig) else config.number("vocab_size")
         return loaded, chat, Limits(plan.context, plan.span, plan.planned_bytes, vocab)

@@ -80,13 +80,13 @@ class StreamedExperts(nn.Module):
     def _pairs(self, x: mx.array, picks: Ids, meanwhile: Sequence[mx.array]) -> mx.array:
         """x: [T, D], picks: [T, K] -> [T, K, D]: every pick's output, by groups of experts
         that are in slots together. What a row's output is does not depend on its group."""
-        experts = np.unique(picks)
+        experts = (picks[0] if len(picks) == 1 else np.unique(picks)).tolist()
         if len(experts) <= self._slots.capacity(self._layer):
-            lease = self._slots.lease(self._layer, experts.tolist(), Priority.DEMAND)
+            lease = self._slots.lease(self._layer, experts, Priority.DEMAND)
             return lease.bind(self._hits_then_misses(x, picks, lease, meanwhile))
         flat = picks.reshape(-1)
         outs, order = [], []
-        for lease in self._leases(self._slots.seated_first(self._layer, experts.tolist())):
+        for lease in self._leases(self._slots.seated_first(self._layer, experts)):
             rows = _by_slot(np.flatnonzero(np.isin(flat, list(lease.slot_of))), flat, lease)
             outs.append(lease.bind(self._rows(x, rows, picks, lease)))
             order.append(rows)

@@ -31,6 +31,9 @@ from mlxmoe.models.kimi_k3 import Model
 from mlxmoe.models.mla import IndexerConfig
 from mlxmoe.models.state import Network
 
+# Freed buffers MLX may keep; its own default on Metal is most of the memory.
+CACHE_BYTES = 128 << 20
+
 OnProgress = Callable[[Progress], None]
 
 
@@ -54,6 +57,15 @@ class Loaded:
 def stream_dtype() -> mx.Dtype:
     """bfloat16 on Metal; float32 elsewhere, since MLX's CPU experts are only usable there."""
     return mx.bfloat16 if mx.metal.is_available() else mx.float32
+
+
+def hold_memory(planned_bytes: int) -> None:
+    """Keep MLX within the plan: little is kept for reuse, and on Metal what is planned is
+    wired, up to what the GPU recommends, so that the system does not page the trunk out."""
+    mx.set_cache_limit(CACHE_BYTES)
+    if mx.metal.is_available():
+        limit = int(mx.device_info()["max_recommended_working_set_size"])
+        mx.set_wired_limit(min(planned_bytes, limit))
 
 
 def load(

@@ -10,7 +10,13 @@ from mlxmoe.config import KimiConfig
 from mlxmoe.events import Finished, Reply
 from mlxmoe.transcript import ToolCall
 
-GB = 1e9
+
+def size_text(size: int) -> str:
+    """Bytes to read, in the largest decimal unit under them: 17.5 MB, 1560.9 GB."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6)):
+        if size >= factor:
+            return f"{size / factor:,.2f} {unit}"
+    return f"{size / 10**3:,.1f} kB"
 
 
 def call_line(call: ToolCall) -> str:
@@ -33,8 +39,8 @@ def stats_line(finished: Finished) -> str:
     return (
         f"[{finished.reason}] {stats.prefill_tokens} prompt tokens in "
         f"{stats.prefill_seconds:.1f} s, {stats.decode_tokens} tokens at {rate:.2f}/s{hits}, "
-        f"{experts.bytes_read / GB:.2f} GB read, peak {stats.peak_memory_bytes / GB:.2f} GB "
-        f"of {stats.planned_memory_bytes / GB:.2f} GB planned"
+        f"{size_text(experts.bytes_read)} read, peak {size_text(stats.peak_memory_bytes)} "
+        f"of {size_text(stats.planned_memory_bytes)} planned"
     )
 
 
@@ -71,7 +77,7 @@ def plan_lines(plan: Plan) -> list[str]:
         (
             "state",
             plan.state_bytes,
-            f"{plan.context:,} tokens of context, {plan.state_bytes_per_1k / 1e6:.1f} MB "
+            f"{plan.context:,} tokens of context, {size_text(plan.state_bytes_per_1k)} "
             "for each 1,024",
         ),
         ("scratch", plan.scratch_bytes, f"spans of up to {plan.span:,} prompt tokens"),
@@ -79,14 +85,14 @@ def plan_lines(plan: Plan) -> list[str]:
             "slots",
             plan.slot_bytes,
             f"{plan.slots:,} of {plan.experts:,} experts ({share:.1f}%), "
-            f"{plan.record_bytes / 1e6:.2f} MB each",
+            f"{size_text(plan.record_bytes)} each",
         ),
-        ("planned", plan.planned_bytes, f"of a budget of {plan.budget_bytes / GB:.2f} GB"),
+        ("planned", plan.planned_bytes, f"of a budget of {size_text(plan.budget_bytes)}"),
         ("floor", plan.floor_bytes, "the least that runs"),
         ("working set", plan.working_set_bytes, "expert bytes that one token touches"),
     ]
-    lines = [f"{name:<12} {size / GB:>10.2f} GB  {note}" for name, size, note in rows]
-    return [*lines, f"{'residency':<12} {plan.residency:>13}"]
+    lines = [f"{name:<12} {size_text(size):>12}  {note}" for name, size, note in rows]
+    return [*lines, f"{'residency':<12} {plan.residency:>12}"]
 
 
 def info_values(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -123,7 +129,7 @@ def info_lines(checkpoint: Checkpoint) -> list[str]:
     lines = []
     for name, value in values.items():
         if name.endswith("_bytes"):
-            lines.append(f"{name.removesuffix('_bytes'):<22} {value / GB:.3f} GB")
+            lines.append(f"{name.replace('_', ' '):<22} {size_text(value)}")
         else:
-            lines.append(f"{name:<22} {value}")
+            lines.append(f"{name.replace('_', ' '):<22} {value}")
     return lines

@@ -147,7 +147,7 @@ MACHINE = Machine(64 * GB, 60 * GB)
 
 def test_small_numbers_keep_their_digits() -> None:
     """A floor of megabytes is told in megabytes."""
-    with pytest.raises(BudgetError, match=r"budget 50\.0 MB is under the floor 2\d\d\.\d MB"):
+    with pytest.raises(BudgetError, match=r"budget 50\.0 MB is under the floor 3\d\d\.\d MB"):
         make_plan(*other(), MACHINE, Settings(ram=50_000_000))
 
 

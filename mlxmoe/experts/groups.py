@@ -26,8 +26,9 @@ class Group:
 def share_slots(layers: Sequence[ExpertLayer], slots: int, top_k: int) -> tuple[Group, ...]:
     """Part `slots` among `layers`: as many tables as leave each 2 `top_k` slots.
 
-    Layers of different shapes never share. The slots of the groups add up to `slots`, or
-    to all experts if those are fewer. Raises BudgetError under `top_k` slots a shape.
+    Layers of different shapes never share. The slots of the groups add up to `slots` but
+    for what exceeds all experts, or a table's length. Raises BudgetError under `top_k`
+    slots a shape, or when `top_k` records exceed a table.
     """
     alike = [
         [number for number, _ in run]
@@ -46,15 +47,19 @@ def share_slots(layers: Sequence[ExpertLayer], slots: int, top_k: int) -> tuple[
 
 def _tables(run: list[tuple[int, ExpertLayer]], slots: int, top_k: int) -> list[Group]:
     """Groups of one run of like layers."""
-    words = max(part.nbytes // 4 for part in run[0][1].parts)
-    least = -(-slots * words // MAX_WORDS)
-    count = min(len(run), max(least, slots // (2 * top_k), 1))
+    longest = MAX_WORDS // max(part.nbytes // 4 for part in run[0][1].parts)
+    if longest < top_k:
+        raise BudgetError(
+            f"{run[0][1].prefix}: {top_k} experts of {run[0][1].record_bytes:,} bytes don't fit "
+            f"one table, which holds {longest} at most: this model can't be streamed"
+        )
+    count = min(len(run), max(slots // (2 * top_k), 1))
     sizes = _even(len(run), count)
     groups, start = [], 0
     for size, share in zip(sizes, _parted(slots, sizes, top_k), strict=True):
         members = run[start : start + size]
         start += size
-        room = sum(layer.num_experts for _, layer in members)
+        room = min(sum(layer.num_experts for _, layer in members), longest)
         groups.append(Group(tuple(number for number, _ in members), min(share, room)))
     return groups
 
