@@ -21,7 +21,7 @@ Ids = npt.NDArray[np.int32]
 
 # Above this size the [T, K, D] outputs of a span are summed expert by expert instead.
 PAIR_BYTES = 256 << 20
-# Rows of one expert that are computed together in a sweep.
+# Rows of experts whose outputs a sweep holds before it adds them up.
 SWEEP_ROWS = 4096
 
 
@@ -114,17 +114,22 @@ class StreamedExperts(nn.Module):
     def _sweep(self, x: mx.array, picks: Ids, weights: mx.array) -> mx.array:
         """The weighted sum, one expert after the other in ascending order, so that the
         sum's order (and so its last bit) does not depend on the slots. float32 [T, D]."""
-        total = mx.zeros(x.shape, mx.float32)
-        for lease in self._leases(np.unique(picks).tolist()):
+        flat = picks.reshape(-1)
+        order = np.argsort(flat, kind="stable").astype(np.int32)
+        experts, starts = np.unique(flat[order], return_index=True)
+        rows_of = dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))
+        total, waiting = mx.zeros(x.shape, mx.float32), 0
+        flat_weights = weights.reshape(-1)
+        for lease in self._leases(experts.tolist()):
             for expert in sorted(lease.slot_of):
-                tokens, places = np.nonzero(picks == expert)
-                for start in range(0, len(tokens), SWEEP_ROWS):
-                    rows = mx.array(tokens[start : start + SWEEP_ROWS])
-                    part = weights[rows, mx.array(places[start : start + SWEEP_ROWS])]
-                    slot = mx.full((rows.shape[0],), lease.slot_of[expert], mx.uint32)
-                    out = self._experts(x[rows][:, None], slot, lease, ordered=True).squeeze(-2)
-                    total = total.at[rows].add(out.astype(mx.float32) * part[:, None])
-                    mx.eval(total)
+                for rows in _pieces(rows_of[expert], SWEEP_ROWS):
+                    out = self._rows(x, rows, picks, lease).astype(mx.float32)
+                    share = flat_weights[mx.array(rows)][:, None]
+                    total = total.at[mx.array(rows // picks.shape[1])].add(out * share)
+                    waiting += len(rows)
+                    if waiting >= SWEEP_ROWS:
+                        mx.eval(total)
+                        waiting = 0
             lease.bind(total)
             self._slots.release(lease)
         return total
@@ -183,6 +188,11 @@ class StreamedExperts(nn.Module):
         """The table's array of a part, None for a format without it."""
         place = self._place.get((projection, kind))
         return None if place is None else lease.table.arrays[place]
+
+
+def _pieces(rows: Ids, size: int) -> list[Ids]:
+    """`rows` in runs of at most `size`."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _slots_of(picks: Ids, lease: Lease) -> npt.NDArray[np.uint32]:

@@ -90,6 +90,20 @@ def test_sweeps_equal_resident(
     loaded.close()
 
 
+def test_a_sweep_in_small_pieces_is_the_same_sum(
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Checkpoint,
+    ids: mx.array,
+    resident: dict[str, npt.NDArray[np.float32]],
+) -> None:
+    """An expert with more rows than a sweep holds at once is computed in pieces."""
+    monkeypatch.setattr("mlxmoe.layers.SWEEP_ROWS", 5)
+    loaded = sweeping(streamed(checkpoint, 28))
+
+    assert np.array_equal(resident["all"], run_spans(loaded.network, ids, [TOKENS]))
+    loaded.close()
+
+
 @pytest.mark.parametrize("slots", [TOP_K, 12, 28, ALL])
 @pytest.mark.parametrize("swept", [False, True])
 def test_a_span_reads_each_distinct_expert_at_most_once(
