@@ -74,12 +74,14 @@ def check_request(request: Request) -> None:
 
 
 class Answer:
-    """The work on one request. `run` puts every event of it into the stream."""
+    """The work on one request. `run` puts every event of it into the stream; once it has
+    `begun`, an error leaves the session spoilt."""
 
     def __init__(self, runtime: Runtime, request: Request, stream: Stream):
         self._chat, self._session = runtime.chat, runtime.session
         self._slots, self._limits = runtime.loaded.slots, runtime.limits
         self._request, self._stream = request, stream
+        self.begun = False
         self._stops = StopStrings(request.sampling.stop)
         self._prompt_tokens = self._cached = self._prefilled = 0
         self._reasoning = self._completion = 0
@@ -97,6 +99,7 @@ class Answer:
         prompt = self._chat.render(self._request)
         self._prompt_tokens = len(prompt.ids)
         limit = self._token_limit(prompt)
+        self.begun = True
         try:
             logits, _ = self._session.sync(prompt.ids, prompt.ends, self._on_tokens)
         except CancelledError:

@@ -7,10 +7,10 @@ Imports stand inside the functions, so that `--help` and `plan` load no mlx. Exi
 import json
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from mlxmoe.errors import MlxmoeError
@@ -25,11 +25,21 @@ app = typer.Typer(
 
 Model = Annotated[Path, typer.Argument(help="Folder of a checkpoint in its published layout.")]
 Ram = Annotated[
-    str | None, typer.Option(help="Memory to use in all, like 96GB; the default leaves some free.")
+    str | None,
+    typer.Option(
+        help="Memory to use in all, like 96GB; the default leaves some free.", envvar="MLXMOE_RAM"
+    ),
 ]
-NumSlots = Annotated[int | None, typer.Option("--slots", help="Experts in memory, in all.")]
-MaxSpan = Annotated[int | None, typer.Option(help="Prompt tokens that pass a layer together.")]
-Context = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
+NumSlots = Annotated[
+    int | None, typer.Option("--slots", help="Experts in memory, in all.", envvar="MLXMOE_SLOTS")
+]
+MaxSpan = Annotated[
+    int | None,
+    typer.Option(help="Prompt tokens that pass a layer together.", envvar="MLXMOE_MAX_SPAN"),
+]
+Context = Annotated[
+    int | None, typer.Option(help="Tokens of context to make room for.", envvar="MLXMOE_CONTEXT")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -61,6 +71,8 @@ def run(
 ) -> None:
     """Answer one prompt: reasoning dimmed, then the answer."""
     from mlxmoe import events, transcript
+
+    engine = _engine(model, ram, slots, max_span, context)
     from mlxmoe.verbs import check_tier, read_prompt, read_tools, run_request
 
     messages = [transcript.user(read_prompt(prompt))]
@@ -76,7 +88,6 @@ def run(
             temperature, top_p, top_k, min_p, seed, tuple(stop or ()), max_tokens
         ),
     )
-    engine = _engine(model, ram, slots, max_span, context)
     raise typer.Exit(run_request(engine, request, as_json))
 
 
@@ -95,9 +106,9 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Perplexity of a text, or logits of token ids."""
+    engine = _engine(model, ram, slots, max_span, context)
     from mlxmoe.verbs import run_score
 
-    engine = _engine(model, ram, slots, max_span, context)
     raise typer.Exit(run_score(engine, file, ids, logits, as_json))
 
 
@@ -153,25 +164,37 @@ def _engine(
 
 
 def _print(values: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    print(json.dumps(values, ensure_ascii=False) if as_json else "\n".join(lines))
+    print(json.dumps(values) if as_json else "\n".join(lines), flush=True)
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    command = typer.main.get_command(app)
+    _mend_streams()
     try:
-        code = command.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
+        typer.main.get_command(app)(prog_name="mlxmoe")
+        code = 0
     except MlxmoeError as error:
-        print(f"mlxmoe: {error}", file=sys.stderr)
-        code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        print("mlxmoe: interrupted", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:
-        # Whoever read us is gone; a flush at exit would raise once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code or 0)
+        code = _fail(error, error.exit_code)
+    except OSError as error:
+        # Whatever was being written to can't take the rest at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = _fail(error, 1)
+    sys.exit(code)
+
+
+def _fail(error: Exception, code: int) -> int:
+    """The error as one line on stderr, without what could drive a terminal."""
+    line = " ".join(str(error).splitlines())
+    print("mlxmoe: " + "".join(c for c in line if c.isprintable()), file=sys.stderr)
+    return code
+
+
+def _mend_streams() -> None:
+    """A standard stream that was closed is None, and a locale may lack characters."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(handle, "w" if number else "r"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")

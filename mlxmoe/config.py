@@ -33,6 +33,7 @@ KIMI = {
     "kimi_k3": "kimi_k3",
     "kimi_k31": "kimi_k31",
 }
+MOST_LAYERS = 10_000
 TOP_K_KEYS = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -111,8 +112,17 @@ def parse_config(top: Fields, generation: Fields | None = None) -> ModelConfig:
     places = [generation, top, text] if generation else [top, text]
     kind = _kimi_kind(top, text)
     if kind is None:
+        for fields in (top, text):
+            _check_counts(fields)
         return ForeignConfig(model_type, top.data, _eos(places, 1 << 32))
     return read_kimi(kind, top, text, _eos(places, text.whole("vocab_size", 1, 1 << 24)))
+
+
+def _check_counts(fields: Fields) -> None:
+    """mlx-lm builds as many layers as a config says: CheckpointError for absurd numbers."""
+    for key, value in fields.data.items():
+        if "layer" in key and isinstance(value, int | float) and abs(value) > MOST_LAYERS:
+            raise fields.error(key, f"at most {MOST_LAYERS}")
 
 
 def _kimi_kind(top: Fields, text: Fields) -> str | None:

@@ -41,6 +41,8 @@ class Engine:
 
     def start(self, on_progress: OnProgress = lambda progress: None) -> None:
         """Load the model; return when it is ready. Raises what loading raised."""
+        if self._thread is not None or self._closed:
+            raise EngineError("an engine starts once: make another one")
         ready: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, args=(on_progress, ready), name="engine", daemon=True

@@ -6,8 +6,11 @@ import os
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from mlxmoe.errors import UsageError
+from mlxmoe.errors import CheckpointError, UsageError
 from mlxmoe.events import Sampling
+
+# Under it logits divided by the temperature may overflow; the draw is certain anyway.
+LEAST_TEMPERATURE = 1e-5
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -32,7 +35,7 @@ class Sampler:
     """Draws tokens by one request's settings; the same seed draws the same tokens.
 
     Temperature first, then top_k, top_p and min_p on what it leaves (mlx-lm's filters).
-    Temperature 0 and top_p 0 take the most likely token.
+    A temperature under `LEAST_TEMPERATURE` and top_p 0 take the most likely token.
     """
 
     def __init__(self, sampling: Sampling):
@@ -43,10 +46,26 @@ class Sampler:
         self._key = mx.random.key(seed % 2**64)
 
     def __call__(self, logits: mx.array) -> int:
-        """logits: [V] -> one token id. Of equally likely ones, nothing drawn: the lower id."""
+        """logits: [V] -> one token id. Of equally likely ones, nothing drawn: the lower id.
+
+        Raises CheckpointError when the logits are no numbers.
+        """
+        token = self._draw(logits)
+        finite = mx.isfinite(mx.logsumexp(logits.astype(mx.float32)))
+        mx.eval(token, finite)
+        if not finite.item():
+            raise CheckpointError(
+                "the model's logits are not finite numbers, so weights are damaged. "
+                "Fetch the checkpoint again"
+            )
+        drawn = token.item()
+        assert isinstance(drawn, int)
+        return drawn
+
+    def _draw(self, logits: mx.array) -> mx.array:
         settings = self._sampling
-        if settings.temperature == 0 or settings.top_p == 0:
-            return _as_int(mx.argmax(logits))
+        if settings.temperature < LEAST_TEMPERATURE or settings.top_p == 0:
+            return mx.argmax(logits)
         scaled = logits[None].astype(mx.float32) / settings.temperature
         logprobs = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
         if 0 < settings.top_k < logits.shape[0]:
@@ -56,17 +75,12 @@ class Sampler:
         if settings.min_p > 0:
             logprobs = apply_min_p(logprobs, settings.min_p)
         self._key, draw = mx.random.split(self._key)
-        return _as_int(mx.random.categorical(logprobs, key=draw))
-
-
-def _as_int(scalar: mx.array) -> int:
-    value = scalar.item()
-    assert isinstance(value, int)
-    return value
+        return mx.random.categorical(logprobs, key=draw)
 
 
 class StopStrings:
-    """Holds text back while it may be the start of a stop string, and cuts at the first."""
+    """Holds text back while it may be the start of a stop string, and cuts at the first that
+    is whole, however the text comes in pieces."""
 
     def __init__(self, stops: tuple[str, ...]):
         self._stops = stops
@@ -78,10 +92,15 @@ class StopStrings:
         if self.found:
             return ""
         self._held += text
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        # The one that ends first, as if characters came one by one; of those, the longest.
+        places = [
+            (place + len(stop), place)
+            for stop in self._stops
+            if (place := self._held.find(stop)) >= 0
+        ]
         if places:
             self.found = True
-            shown, self._held = self._held[: min(places)], ""
+            shown, self._held = self._held[: min(places)[1]], ""
             return shown
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         shown, self._held = (

@@ -6,19 +6,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import mlx.core as mx
-
-from mlxmoe.answer import Runtime
+from mlxmoe.answer import Runtime, check_request
 from mlxmoe.console import Screen
 from mlxmoe.engine import Engine
 from mlxmoe.errors import PromptError, UsageError
 from mlxmoe.events import Progress, Request, Stream, collect
 from mlxmoe.report import reply_values
-from mlxmoe.score import Score, score
+from mlxmoe.score import Score, logits_file, score
 from mlxmoe.transcript import TIERS, Tier
 
 INTERRUPTED = 130
@@ -56,8 +55,9 @@ def check_tier(tier: str) -> Tier:
 
 def run_request(engine: Engine, request: Request, as_json: bool) -> int:
     """Load, answer, print; the exit code. The first interrupt stops between two tokens and
-    keeps what was said, a second one ends the process."""
-    screen = Screen()
+    keeps what was said, a second one ends the process. Raises UsageError before the load."""
+    check_request(request)
+    screen = Screen(sys.stdout, sys.stderr)
     signal.signal(signal.SIGINT, _quit)
     stream: Stream | None = None
     try:
@@ -66,13 +66,13 @@ def run_request(engine: Engine, request: Request, as_json: bool) -> int:
         signal.signal(signal.SIGINT, _cancelling(stream))
         reply = collect(screen.show_waiting(stream) if as_json else screen.show_all(stream))
         if as_json:
-            print(json.dumps(reply_values(reply), ensure_ascii=False))
-            sys.stdout.flush()
+            screen.waiting.end()
+            print(json.dumps(reply_values(reply)), flush=True)
     finally:
         if stream is not None:
             stream.cancel()
-        screen.waiting.end()
         engine.close()
+        screen.end()
     return INTERRUPTED if reply.finish_reason == "cancelled" else 0
 
 
@@ -84,14 +84,16 @@ def run_score(
         raise UsageError("give a text FILE or --ids IDS.json, not both and not neither")
     text = _read_text(file) if file else ""
     given = _read_ids(ids) if ids else None
-    screen = Screen()
+    if logits is not None:
+        _check_writable(logits)
+    screen = Screen(sys.stdout, sys.stderr)
     signal.signal(signal.SIGINT, _quit)
     try:
         engine.start(screen.waiting.show)
         result = engine.call(lambda runtime: _score(runtime, text, given, logits, screen))
     finally:
-        screen.waiting.end()
         engine.close()
+        screen.end()
     values = {
         "tokens": result.tokens,
         "scored": result.scored,
@@ -117,27 +119,15 @@ def _score(
             f"the text has {len(ids)} tokens, the context holds {runtime.limits.context}. "
             "Start with a larger --context"
         )
+    runtime.limits.check_ids(ids)
     begin = time.monotonic()
 
     def on_tokens(done: float) -> None:
         seconds = time.monotonic() - begin
         screen.waiting.show(Progress("prefill", int(done), len(ids), "tokens", seconds))
 
-    rows: list[mx.array] = []
-
-    def keep(part: mx.array) -> None:
-        mx.eval(part)
-        rows.append(part)
-
-    result = score(
-        runtime.loaded.network, ids, runtime.limits.span, on_tokens, keep if logits else None
-    )
-    if logits:
-        try:
-            mx.save_safetensors(str(logits), {"logits": mx.concatenate(rows)})
-        except RuntimeError as error:
-            raise UsageError(f"{logits}: can't be written ({error})") from error
-    return result
+    with logits_file(logits, len(ids)) if logits else nullcontext() as keep:
+        return score(runtime.loaded.network, ids, runtime.limits.span, on_tokens, keep)
 
 
 def _cancelling(stream: Stream) -> Callable[[int, FrameType | None], None]:
@@ -152,10 +142,10 @@ def _cancelling(stream: Stream) -> Callable[[int, FrameType | None], None]:
 
 
 def _quit(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave at once: MLX may be in the middle of something long."""
-    sys.stdout.flush()
-    sys.stderr.write("\nmlxmoe: interrupted\n")
-    sys.stderr.flush()
+    """Leave at once: MLX may be in the middle of something long, and a stream in the middle
+    of a write, so neither is touched. What was printed is flushed already."""
+    with suppress(OSError):
+        os.write(2, b"\nmlxmoe: interrupted\n")
     os._exit(INTERRUPTED)
 
 
@@ -169,8 +159,14 @@ def _read_ids(path: Path) -> list[int]:
 def _read_json(path: Path) -> object:
     try:
         return json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not JSON ({error})") from error
+
+
+def _check_writable(path: Path) -> None:
+    """Raises UsageError when a file can't be made there, before hours go into its content."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path}: can't be written. Name a file in a folder of yours")
 
 
 def _read_text(path: Path) -> str:

@@ -16,17 +16,31 @@ import tempfile
 from pathlib import Path
 
 import make_checkpoint
-
 from mlxmoe.budget import parse_size
 from mlxmoe.checkpoint import open_checkpoint, stream_width
 from mlxmoe.footprint import trunk_bytes
 
-SHAPE = (
-    "--layers 9 --experts 320 --top-k 8 --hidden 1024 --heads 16 --head-dim 64 --latent 512 "
-    "--expert-width 1536 --dense-width 4096 --shared 1 --kv-lora 256 --q-lora 384 --nope 64 "
-    "--rope 32 --v-dim 64 --block 3 --vocab 8192 --indexer --index-heads 8 --index-dim 64 "
-    "--index-topk 512"
-).split()
+SIZES = {
+    "layers": 9,
+    "experts": 320,
+    "top-k": 8,
+    "hidden": 1024,
+    "heads": 16,
+    "head-dim": 64,
+    "latent": 512,
+    "expert-width": 1536,
+    "dense-width": 4096,
+    "shared": 1,
+    "kv-lora": 256,
+    "q-lora": 384,
+    "nope": 64,
+    "rope": 32,
+    "v-dim": 64,
+    "vocab": 8192,
+    "index-heads": 8,
+    "index-dim": 64,
+    "index-topk": 512,
+}
 RUN = [sys.executable, "-c", "from mlxmoe.cli import main; main()", "run"]
 
 
@@ -72,7 +86,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32)
     args = parser.parse_args()
     if not (args.folder / "config.json").exists():
-        make_checkpoint.main([str(args.folder), *SHAPE])
+        sizes = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
+        make_checkpoint.main([str(args.folder), "--indexer", *sizes])
     result = measure(args.folder, args.over, args.prompt_tokens, args.new_tokens)
     for name, value in result.items():
         shown = f"{value / 1e9:.3f} GB" if name.endswith("_bytes") else f"{value:.3f}"

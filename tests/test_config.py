@@ -261,3 +261,10 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     if os.access(tmp_path / "config.json", os.R_OK):
         pytest.skip("SKIP: this user may read everything")
     assert "can't be opened (Permission denied)" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_nextn_predict_layers"])
+def test_absurd_layer_counts_of_other_models_are_refused(tmp_path: Path, key: str) -> None:
+    """Another model's config may not make mlx-lm build a trillion layers."""
+    config = {"model_type": "qwen3_moe", key: 1 << 40}
+    assert "at most 10000" in refusal(folder_of(tmp_path, config))

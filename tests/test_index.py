@@ -148,7 +148,7 @@ def test_an_expert_a_tensor(tmp_path: Path, names: tuple[str, str, str]) -> None
     for expert in (2, 0, 1):
         for name, shape in zip(names, ([6, 4], [6, 4], [4, 6]), strict=True):
             tensors[f"model.layers.0.mlp.experts.{expert}.{name}.weight"] = ("BF16", shape)
-    (layer,) = read(foreign(tmp_path, tensors)).experts
+    (layer,) = read(foreign(tmp_path, tensors, num_hidden_layers=1)).experts
 
     assert [part.projection for part in layer.parts] == ["gate", "up", "down"]
     assert [part.shape for part in layer.parts] == [(6, 4), (6, 4), (4, 6)]
@@ -213,6 +213,12 @@ def test_expert_counts_are_held_against_the_config(tmp_path: Path) -> None:
     """A config that states another number of experts, or takes more than there are."""
     assert "has 5 experts, expected 8" in refusal(foreign(tmp_path, stacked(), num_experts=8))
     assert "takes 6 a token" in refusal(foreign(tmp_path, stacked(), num_experts_per_tok=6))
+
+
+def test_more_layers_than_the_files_hold_are_refused(tmp_path: Path) -> None:
+    """mlx-lm would build them all, in memory, before it missed their weights."""
+    told = refusal(foreign(tmp_path, stacked(), num_hidden_layers=9000))
+    assert "layers, expected 9000 by config.json" in told
 
 
 def test_sister_experts_are_alike(tmp_path: Path) -> None:

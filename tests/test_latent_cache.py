@@ -31,7 +31,8 @@ def test_rows_are_what_was_appended(steps: list[tuple[str, int]]) -> None:
 def test_capacity_doubles_so_growth_copies_little() -> None:
     """Token by token to 5,000 rows the buffer moves five times, and holds less than twice
     what is in it."""
-    cache, capacities = LatentCache(), []
+    cache = LatentCache()
+    capacities: list[int] = []
     for _ in range(5000):
         cache.append(mx.zeros((1, 2)))
         capacity = cache.arrays[0].shape[0]

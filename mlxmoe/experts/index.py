@@ -150,6 +150,15 @@ def _is_draft(name: str, config: ModelConfig) -> bool:
 
 
 def _check_foreign(manifest: Manifest, config: ForeignConfig) -> None:
+    # mlx-lm builds as many layers as the config says, whatever that costs.
+    numbers = [layer_of(entry.name) for entry in manifest.trunk]
+    numbers += [layer.layer for layer in manifest.experts]
+    held = 1 + max((number for number in numbers if number is not None), default=-1)
+    if 0 < held < (config.num_hidden_layers or 0):
+        raise CheckpointError(
+            f"{manifest.folder}: the files hold {held} layers, expected "
+            f"{config.num_hidden_layers} by config.json"
+        )
     stated = config.number(*EXPERT_COUNT_KEYS)
     for layer in manifest.experts:
         if stated is not None and layer.num_experts != stated:
