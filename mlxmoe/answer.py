@@ -104,7 +104,7 @@ class Answer:
             logits, _ = self._session.sync(prompt.ids, prompt.ends, self._on_tokens)
         except CancelledError:
             self._slots.abandon()
-            self._session.reset()
+            self._session.recover()
             self._finish("cancelled")
             return
         self._prefill_end = time.monotonic()
@@ -143,7 +143,6 @@ class Answer:
                 logits = self._session.extend(forced)
                 self._take(forced, parser)
                 self._stream.put(ThinkingCapped(self._reasoning, cap or 0))
-                cap = None
             else:
                 token = sampler(logits)
                 self._first_token = self._first_token or time.monotonic()

@@ -148,4 +148,4 @@ def engine_for(checkpoint: Checkpoint, plan: Plan) -> Engine:
 def _recover(runtime: Runtime) -> None:
     """A clean state after an error in the middle of a step."""
     runtime.loaded.slots.abandon()
-    runtime.session.reset()
+    runtime.session.recover()

@@ -32,7 +32,7 @@ from mlxmoe.models.mla import IndexerConfig
 from mlxmoe.models.state import Network
 
 # Freed buffers MLX may keep; its own default on Metal is most of the memory.
-CACHE_BYTES = 128 << 20
+CACHE_BYTES = 64 << 20
 
 OnProgress = Callable[[Progress], None]
 

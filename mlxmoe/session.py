@@ -20,7 +20,7 @@ class Session:
     """Tokens seen so far and the network's state after them.
 
     Used by the thread that owns MLX. After an exception out of `sync` or `step` the
-    state is spoilt: call `reset`.
+    state is spoilt: call `recover`.
     """
 
     def __init__(self, network: Network[Any], max_span: int):
@@ -33,6 +33,16 @@ class Session:
         self._state = self._network.make_state()
         self._snapshots: list[Snapshot] = [self._state.take()]
 
+    def recover(self) -> None:
+        """After an exception: back to the latest saved point, at worst to nothing.
+
+        Snapshots hold evaluated arrays, and rows below their length were never rewritten,
+        so what a broken step left behind them does no harm.
+        """
+        latest = max(self._snapshots, key=lambda snapshot: snapshot.tokens)
+        self._state.restore(latest)
+        del self.tokens[latest.tokens :]
+
     def sync(
         self, ids: Sequence[int], ends: Sequence[int] = (), on_tokens: OnTokens | None = None
     ) -> tuple[mx.array, int]:
@@ -44,6 +54,8 @@ class Session:
         span, and of how many of them were reused; it may raise to stop.
         """
         reused = self._rewind(ids)
+        if all(snapshot.tokens != reused for snapshot in self._snapshots):
+            self._keep(self._state.take())
         cuts = {end for end in ends if reused < end < len(ids)}
         cuts = {min(cuts), max(cuts)} if cuts else set()
         last = len(ids) - 1
@@ -83,7 +95,7 @@ class Session:
         mx.eval(self._state.arrays())
         self.tokens.extend(span)
         for snapshot in self._state.kept():
-            mx.eval(snapshot.arrays)
+            mx.eval(snapshot.held)
             self._keep(snapshot)
 
     def _keep(self, snapshot: Snapshot) -> None:

@@ -59,7 +59,7 @@ class ScriptedState:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to what the snapshot holds."""
-        (self.history,) = snapshot.arrays
+        (self.history,) = snapshot.held
         assert snapshot.tokens == self.offset
 
 

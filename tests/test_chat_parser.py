@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlxmoe.chat.arguments import argument_value
 from mlxmoe.chat.parser import XtmlParser
 from mlxmoe.chat.tokenizer import KimiTokenizer
 from mlxmoe.events import (
@@ -279,3 +280,9 @@ def test_a_megabyte_is_read_in_linear_time(chunks: list[str]) -> None:
     start = time.perf_counter()
     feed(*chunks)
     assert time.perf_counter() - start < 20
+
+
+@pytest.mark.parametrize("raw", ["NaN", "Infinity", "-Infinity", "1e999", "[1, NaN]"])
+def test_numbers_that_json_has_not_stay_text(raw: str) -> None:
+    """What Python would read as a number but JSON can't carry is kept as it was said."""
+    assert raw == argument_value(raw, "number")

@@ -194,8 +194,12 @@ def test_reset_forgets(network: Network[Any]) -> None:
 
 
 @pytest.mark.parametrize("calls", range(4))
-def test_stopped_prefill_is_clean_after_reset(network: Network[Any], calls: int) -> None:
-    """Whenever `on_tokens` raises, a reset leaves nothing of the spoilt state behind."""
+@pytest.mark.parametrize("known", [0, 5])
+def test_a_stopped_prefill_goes_back_to_what_was_there(
+    network: Network[Any], calls: int, known: int
+) -> None:
+    """Whenever `on_tokens` raises, `recover` leaves the timeline as before the prompt, or at
+    a point of it that was reached and saved, and nothing of the spoilt state behind."""
     session = Session(network, 4)
     heard: list[float] = []
 
@@ -204,14 +208,20 @@ def test_stopped_prefill_is_clean_after_reset(network: Network[Any], calls: int)
         if len(heard) > calls:
             raise TimeoutError
 
-    session.sync([1, 2, 3, 4, 5], [2, 4])
+    before = [1, 2, 3, 4, 5]
+    session.sync(before, [2, 4])
+    stopped = [*before[:known], *range(10, 22)]
     with pytest.raises(TimeoutError):
-        session.sync(list(range(10, 22)), [6], stop)
-    session.reset()
-    logits, reused = session.sync([1, 2, 3, 9], [2])
+        session.sync(stopped, [known + 6], stop)
+    session.recover()
+    assert known <= len(session.tokens)
+    assert stopped[: len(session.tokens)] == session.tokens
 
-    assert 0 == reused
-    np.testing.assert_allclose(cold(network, [1, 2, 3, 9]), np.array(logits), atol=TOLERANCE)
+    following = [*before[:known], 7, 8, 9]
+    logits, reused = session.sync(following)
+
+    assert known == reused
+    np.testing.assert_allclose(cold(network, following), np.array(logits), atol=TOLERANCE)
 
 
 def test_on_tokens_hears_of_every_layer() -> None:
@@ -229,17 +239,19 @@ def test_on_tokens_hears_of_every_layer() -> None:
 
 
 def test_the_first_and_the_latest_snapshots_stay() -> None:
-    """Of many message ends three stay within reach: the first one and the last two."""
+    """Of many points three stay within reach: the first message end, where the timeline
+    stood before the last prompt, and the last message end."""
     network = ScriptedNetwork(5, lambda timeline: 0)
     ends, reached = list(range(4, 44, 4)), set()
-    for end in ends:
+    before = ends[-2] + 2
+    for end in (*ends, before):
         session = Session(network, 8)
         for turn, until in enumerate(ends, 1):
             session.sync([n % 5 for n in range(until + 2)], ends[:turn])
         _, reused = session.sync([*(n % 5 for n in range(end)), (end + 1) % 5])
         reached.add(reused)
 
-    assert {ends[0], *ends[-2:]} == reached
+    assert {ends[0], before, ends[-1]} == reached
     assert SNAPSHOTS == len(reached)
 
 

@@ -1,6 +1,7 @@
 """A tool call's arguments: Python values, their XTML type and text, and back."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,9 +36,25 @@ def argument_value(text: str, kind: str) -> Any:
     if kind == "string":
         return text
     try:
-        return json.loads(text)
+        return _strict(text)
     except (ValueError, RecursionError):
         return text
+
+
+def _strict(text: str) -> Any:
+    """JSON as its grammar has it. Raises: ValueError also for NaN and infinite numbers."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits} is out of range")
+    return value
 
 
 def object_or_text(raw: str) -> dict[str, Any] | str:
@@ -48,7 +65,7 @@ def object_or_text(raw: str) -> dict[str, Any] | str:
     if not raw.strip():
         return {}
     try:
-        value = json.loads(raw)
+        value = _strict(raw)
     except (ValueError, RecursionError):
         return raw
     if not isinstance(value, dict):

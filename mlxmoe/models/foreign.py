@@ -36,8 +36,8 @@ class ForeignState:
 
     def take(self) -> Snapshot:
         """A snapshot of now: recurrent arrays; a growing cache needs only the length."""
-        recurrent = [array for leaf in self._leaves if _recurs(leaf) for array in leaf.cache]
-        return Snapshot(self.offset, tuple(array for array in recurrent if array is not None))
+        recurrent = [leaf for leaf in self._leaves if _recurs(leaf)]
+        return Snapshot(self.offset, tuple(array for leaf in recurrent for array in leaf.cache))
 
     def keep(self) -> None:
         """Take a snapshot for `kept`."""
@@ -53,7 +53,7 @@ class ForeignState:
         arrays = iter(snapshot.arrays)
         for leaf in self._leaves:
             if _recurs(leaf):
-                leaf.cache = [None if not snapshot.tokens else next(arrays) for _ in leaf.cache]
+                leaf.cache = [next(arrays) for _ in leaf.cache]
             else:
                 leaf.trim(leaf.offset - snapshot.tokens)
         self.offset = snapshot.tokens

@@ -17,12 +17,12 @@ class Snapshot:
     """State after the first `tokens` tokens: the arrays that growth does not keep."""
 
     tokens: int
-    arrays: tuple[mx.array, ...]
+    arrays: tuple[mx.array | None, ...]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that only the snapshot may hold."""
-        return sum(array.nbytes for array in self.arrays)
+    def held(self) -> list[mx.array]:
+        """The arrays that are there."""
+        return [array for array in self.arrays if array is not None]
 
 
 class State(Protocol):
