@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -215,9 +216,17 @@ class Answer:
 
 def peak_memory() -> int:
     """The most memory the process has held so far, in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return max(resident, mx.get_peak_memory())
+    return max(_peak_resident(), mx.get_peak_memory())
+
+
+def _peak_resident() -> int:
+    """Linux: since the program began; getrusage there begins with the parent's figure."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _since(before: ExpertStats, after: ExpertStats) -> ExpertStats:

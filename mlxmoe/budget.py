@@ -14,7 +14,15 @@ from typing import Literal
 
 from mlxmoe.config import KimiConfig, ModelConfig
 from mlxmoe.errors import BudgetError, CheckpointError, UsageError
-from mlxmoe.footprint import KILO, State, scratch_bytes, sequence_state, trunk_bytes
+from mlxmoe.footprint import (
+    KILO,
+    RUNTIME_BYTES,
+    State,
+    load_bytes,
+    scratch_bytes,
+    sequence_state,
+    trunk_bytes,
+)
 from mlxmoe.manifest import Manifest
 
 DEFAULT_CONTEXT = 32_768  # tokens planned for when none are asked for
@@ -95,10 +103,12 @@ class _Needs:
     state: State
     record: int
     context_cap: int
+    loading: int
 
     def scratch(self, span: int) -> int:
-        """Bytes of scratch for a span."""
-        return scratch_bytes(self.config, span, self.context_cap, self.width)
+        """Bytes of scratch for a span, or for loading if that takes more."""
+        running = scratch_bytes(self.config, span, self.context_cap, self.width)
+        return max(running, RUNTIME_BYTES + self.loading)
 
     def parts(self, context: int, span: int, slots: int) -> tuple[int, int, int, int]:
         """Bytes of trunk, state, scratch, slots."""
@@ -123,6 +133,7 @@ def make_plan(
         sequence_state(config, width),
         manifest.record_bytes,
         context_cap,
+        load_bytes(manifest, config, width),
     )
     span_cap = _span_cap(config, settings, context_cap)
     least_span = min(LEAST_SPAN, span_cap)

@@ -36,11 +36,19 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         )
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CheckpointError(f"{folder}: can't be read. Check its permissions")
+    _check_kinds(folder)
     config = read_config(folder)
     manifest = read_manifest(folder, config)
     if isinstance(config, KimiConfig):
         config = settle_indexer(config, manifest)
     return Checkpoint(config, manifest)
+
+
+def _check_kinds(folder: Path) -> None:
+    """Refuse pipes, sockets and devices: reading one may never end."""
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path}: is no regular file. Take it out of the folder")
 
 
 def this_machine() -> Machine:

@@ -98,7 +98,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise CheckpointError(f"{folder}: has no config.json, expected a checkpoint's folder")
     top = Fields(str(path), "", read_json(path, CONFIG_BYTES))
     path = folder / "generation_config.json"
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         return parse_config(top)
     return parse_config(top, Fields(str(path), "", read_json(path, CONFIG_BYTES)))
 

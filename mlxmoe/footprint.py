@@ -9,10 +9,11 @@ constant below is a figure to correct there, not a law.
 from dataclasses import dataclass
 
 from mlxmoe.config import ForeignConfig, KimiConfig, ModelConfig
-from mlxmoe.manifest import Manifest, TensorEntry
+from mlxmoe.manifest import DTYPE_BYTES, Manifest, TensorEntry
 
 KILO = 1024  # tokens in "1k tokens"
 SNAPSHOTS = 3  # saved points of a sequence kept beside its live state
+FRESH_SNAPSHOTS = 2  # more of them while a prompt is read, before the oldest go
 CHUNK_TOKENS = 512  # tokens that pass a layer together, of a span
 BLOCK_BYTES = 256 << 20  # one float32 temporary of an attention block, at most
 BLOCKS = 3  # such temporaries alive at a time (measured: 2.4 with 96 heads, 512 tokens)
@@ -21,7 +22,16 @@ MLP_VALUES = 4  # the same for the inner width of an MLP (measured: 4.0)
 EXPERT_ROWS = 4096  # (token, expert) rows computed at a time in a sweep
 PAIR_BYTES = 256 << 20  # float32 outputs of a span's picks that are held before their sum
 RUNTIME_BYTES = 256 << 20  # interpreter, libraries, mlx's buffer cache (measured: 220 MB)
+TOKEN_BYTES = 512  # a tokenizer's memory for one entry of the vocabulary (measured: 440)
 _FLOAT = 4
+FLOAT32_NAMES = (
+    ".gate.weight",
+    ".e_score_correction_bias",
+    "_conv1d.weight",
+    ".A_log",
+    ".dt_bias",
+    ".o_norm.weight",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +46,39 @@ class State:
     def at(self, tokens: int) -> int:
         """Bytes at a length of `tokens`, snapshots included."""
         rows = 1 << (tokens - 1).bit_length() if self.doubling else tokens
-        return self.fixed * (1 + SNAPSHOTS) + self.per_token * rows
+        return self.fixed * (1 + SNAPSHOTS + FRESH_SNAPSHOTS) + self.per_token * rows
 
 
 def kept_float32(entry: TensorEntry) -> bool:
-    """Whether a Kimi trunk tensor stays float32 in memory: stored so, or a router."""
-    return entry.dtype == "F32" or entry.name.endswith(".gate.weight")
+    """Whether a Kimi trunk tensor is float32 in memory: routers, and what KDA computes in
+    float32. All others take the stream's width, however a file stores them."""
+    return entry.name.endswith(FLOAT32_NAMES)
 
 
 def trunk_bytes(manifest: Manifest, config: ModelConfig, width: int) -> int:
     """The trunk in memory. Floats become `width` wide, but for what a Kimi model keeps in
     float32; packed integers stay as stored."""
-    is_kimi = isinstance(config, KimiConfig)
-    total = 0
-    for entry in manifest.trunk:
-        if entry.dtype not in ("BF16", "F16"):
-            total += entry.nbytes
-        else:
-            total += entry.nbytes // 2 * (_FLOAT if is_kimi and kept_float32(entry) else width)
-    return total
+    return sum(loaded_bytes(entry, config, width) for entry in manifest.trunk)
+
+
+def loaded_bytes(entry: TensorEntry, config: ModelConfig, width: int) -> int:
+    """Bytes of one trunk tensor in memory."""
+    if isinstance(config, KimiConfig):
+        elements = entry.nbytes // DTYPE_BYTES[entry.dtype]
+        return elements * (_FLOAT if kept_float32(entry) else width)
+    return entry.nbytes // 2 * width if entry.dtype in ("BF16", "F16") else entry.nbytes
+
+
+def load_bytes(manifest: Manifest, config: ModelConfig, width: int) -> int:
+    """The most that loading needs beside what stays: a tensor as stored, while it is cast."""
+    return max(
+        (
+            entry.nbytes
+            for entry in manifest.trunk
+            if loaded_bytes(entry, config, width) != entry.nbytes
+        ),
+        default=0,
+    )
 
 
 def sequence_state(config: ModelConfig, width: int) -> State:
@@ -95,7 +119,7 @@ def scratch_bytes(config: ModelConfig, span: int, context: int, width: int) -> i
     per_token += latent * (2 * width + _FLOAT) + config.top_k * 2 * _FLOAT
     rows = min(span * config.top_k, max(EXPERT_ROWS, PAIR_BYTES // (latent * _FLOAT)))
     experts = rows * ((3 * inner + 3 * latent) * width + latent * _FLOAT)
-    logits = 4 * config.vocab_size * _FLOAT
+    logits = config.vocab_size * (4 * _FLOAT + TOKEN_BYTES)
     chunk = _kimi_chunk(config, min(span, CHUNK_TOKENS), context)
     return RUNTIME_BYTES + span * per_token + max(chunk, experts) + logits
 
@@ -109,6 +133,11 @@ def _kimi_chunk(config: KimiConfig, tokens: int, context: int) -> int:
     shared = config.num_shared_experts * config.moe_intermediate_size
     mlp = MLP_VALUES * max(config.intermediate_size, shared)
     scores = BLOCKS * min(BLOCK_BYTES, heads * tokens * context * _FLOAT)
+    if config.dsa:
+        picks = tokens * min(config.dsa.topk, context) * (latent + heads) * _FLOAT
+        index = config.dsa.n_heads * tokens * context * _FLOAT
+        scores = max(scores, BLOCKS * min(BLOCK_BYTES, max(picks, index)))
+        scores += config.dsa.head_dim * context * _FLOAT
     return max(tokens * kda * _FLOAT, tokens * mla * _FLOAT + scores, tokens * mlp * _FLOAT)
 
 

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.switch_layers import SwitchGLU
 from mlx_lm.utils import _get_classes, load_model
 
-from mlxmoe.errors import CheckpointError
+from mlxmoe.errors import CheckpointError, MlxmoeError
 from mlxmoe.events import Progress
 from mlxmoe.experts.slots import Slots
 from mlxmoe.layers import Packing, StreamedExperts
@@ -36,20 +36,38 @@ def load_foreign(
     CheckpointError when mlx-lm can't build the model or its experts are not the files'.
     """
 
+    _check_files(manifest)
+
     def classes(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
         model_class, args_class = _get_classes(config)
         return _streaming(model_class, manifest, slots), args_class
 
     try:
         model, _ = load_model(manifest.folder, lazy=True, get_model_classes=classes)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{manifest.folder}: mlx-lm can't build this model: {error}") from (
-            error
-        )
+    except MlxmoeError:
+        raise
+    except Exception as error:  # mlx-lm trusts a config: a stranger's may make it raise anything
+        raise CheckpointError(
+            f"{manifest.folder}: mlx-lm can't build this model "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        ) from error
     if dtype == mx.float32:
         model.update(tree_map(_to_float32, model.parameters()))
     _evaluate(model, on_progress)
     return ForeignModel(model)
+
+
+def _check_files(manifest: Manifest) -> None:
+    """mlx-lm reads every `model*.safetensors` of a folder, and no other file: refuse a folder
+    where those are not just the shards that were checked."""
+    checked = {file.path.name for file in manifest.files}
+    read = {path.name for path in manifest.folder.glob("model*.safetensors")}
+    for name in sorted(checked ^ read):
+        found = "is not in the index" if name in read else "is a shard that mlx-lm would not read"
+        raise CheckpointError(
+            f"{manifest.folder / name}: {found}; expected shards to be all files that are called "
+            "model*.safetensors, and no others"
+        )
 
 
 def _streaming(model_class: type[nn.Module], manifest: Manifest, slots: Slots) -> type[nn.Module]:

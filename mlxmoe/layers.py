@@ -137,14 +137,16 @@ class StreamedExperts(nn.Module):
     def _leases(self, experts: list[int]) -> Iterator[Lease]:
         """Leases over `experts` in order; the next group is read while one is used.
         The user of a lease releases it before asking for the next."""
-        size = max(1, self._slots.capacity(self._layer) // 2)
+        capacity = self._slots.capacity(self._layer)
+        size = max(1, capacity // 2)
         groups = [experts[i : i + size] for i in range(0, len(experts), size)]
         current = self._slots.lease(self._layer, groups[0], Priority.DEMAND)
         for group in groups[1:]:
-            ahead = self._slots.lease(self._layer, group, Priority.HINT)
+            # A table of one slot has no room to read ahead.
+            ahead = self._slots.lease(self._layer, group, Priority.HINT) if capacity > 1 else None
             current.wait()
             yield current
-            current = ahead
+            current = ahead or self._slots.lease(self._layer, group, Priority.DEMAND)
         current.wait()
         yield current
 
@@ -180,14 +182,29 @@ class StreamedExperts(nn.Module):
                 sorted_indices=ordered,
             )
         if weight.dtype != mx.float32 and mx.default_device() == mx.cpu:
-            # MLX's CPU gather_mm knows float32 only: cast just the rows in use.
-            return x @ weight[slots].astype(x.dtype).swapaxes(-1, -2)
+            return _matmul_by_slot(x, weight, slots)
         return mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=slots, sorted_indices=ordered)
 
     def _part(self, projection: Projection, kind: Kind, lease: Lease) -> Any:
         """The table's array of a part, None for a format without it."""
         place = self._place.get((projection, kind))
         return None if place is None else lease.table.arrays[place]
+
+
+def _matmul_by_slot(x: mx.array, weight: mx.array, slots: mx.array) -> mx.array:
+    """`gather_mm` for narrow floats on the CPU, where MLX's own knows float32 only.
+
+    x: [..., 1, D], weight: [S, F, D], slots: [...] -> [..., 1, F]. One slot is cast at a
+    time, so that memory holds one matrix more, not one a row.
+    """
+    picks = np.asarray(slots)
+    rows = mx.broadcast_to(x, (*picks.shape, *x.shape[-2:])).reshape(-1, x.shape[-1])
+    flat, outs, order = picks.reshape(-1), [], []
+    for slot in np.unique(flat).tolist():
+        order.append(np.flatnonzero(flat == slot).astype(np.int32))
+        outs.append(rows[mx.array(order[-1])] @ weight[slot].astype(x.dtype).T)
+        mx.eval(outs[-1])
+    return _restore(outs, order).reshape(*picks.shape, 1, -1)
 
 
 def _pieces(rows: Ids, size: int) -> list[Ids]:

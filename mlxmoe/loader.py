@@ -20,6 +20,7 @@ from mlxmoe.events import Progress
 from mlxmoe.experts.groups import share_slots
 from mlxmoe.experts.index import check_unchanged
 from mlxmoe.experts.prefetch import DEFAULT_THREADS, Readers
+from mlxmoe.experts.published import LANGUAGE
 from mlxmoe.experts.slots import Slots
 from mlxmoe.experts.store import Store
 from mlxmoe.experts.tables import SlotTable
@@ -135,11 +136,10 @@ def _load_kimi(
     on_progress: OnProgress,
 ) -> Model:
     model = Model(config, indexer_config(config, manifest.trunk))
-    packing = Packing(None)
-    if config.quantization:
-        q = config.quantization
-        packing = Packing(q.mode, q.bits, q.group_size)
     for position, layer in enumerate(manifest.experts):
+        packing, packed = Packing(None), config.quantization
+        if packed and any(part.kind == "scales" for part in layer.parts):
+            packing = Packing(packed.mode, packed.bits, packed.group_size)
         moe = model.layers[layer.layer].block_sparse_moe
         moe.experts = StreamedExperts(position, slots, layer.parts, packing, moe.experts.activation)
     weights = []
@@ -148,7 +148,7 @@ def _load_kimi(
             array = array[: config.kda.num_heads]
         array = array.astype(mx.float32 if kept_float32(entry) else dtype)
         mx.eval(array)
-        weights.append((entry.name, array))
+        weights.append((LANGUAGE + entry.name.removeprefix(LANGUAGE), array))
     model.load_weights(weights, strict=True)
     model.eval()
     return model

@@ -86,3 +86,8 @@ def test_under_the_floor_is_refused_with_numbers() -> None:
     """Two shapes of expert need top-k slots each."""
     with pytest.raises(BudgetError, match=r"7 expert slots are under the floor of 8"):
         share_slots(layers(4, 16, shapes=2), 7, 4)
+
+
+def test_all_experts_get_slots_even_when_they_are_few() -> None:
+    """Fewer experts than twice top-k, and room for all of them: no slot is lost."""
+    assert [4, 4, 4] == [group.slots for group in share_slots(layers(3, 4), 12, 3)]

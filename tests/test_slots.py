@@ -1,6 +1,7 @@
 """The slot cache against a small model of it, and leases that are never broken."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -219,3 +220,42 @@ def test_leases_of_several_layers_share_a_table_without_mixing(goldens: Path) ->
     assert record_of(loaded.store, 0, 3, first)
     assert record_of(loaded.store, 6, 3, second)
     loaded.close()
+
+
+def test_a_record_on_its_way_is_waited_for_not_taken_for_a_hit(
+    slots: tuple[Slots, Store],
+) -> None:
+    """A second lease of a record that is still being read is a rescue, and waits too."""
+    cache, store = slots
+    gate, read = threading.Event(), store.read
+
+    def late(layer: int, expert: int, row: Sequence[memoryview]) -> int:
+        gate.wait(10)
+        return read(layer, expert, row)
+
+    store.read = late  # type: ignore[method-assign]
+    cache.lease(0, [5], Priority.HINT)
+    second = cache.lease(0, [5], Priority.DEMAND)
+    gate.set()
+    second.wait()
+
+    assert record_of(store, 0, 5, second)
+    assert (0, 1, 1) == (cache.stats.hits, cache.stats.misses, cache.stats.rescues)
+    cache.abandon()
+
+
+def test_two_leases_of_a_record_that_fails_both_raise(slots: tuple[Slots, Store]) -> None:
+    """The slot is freed once, when the last of them is closed."""
+    cache, store = slots
+
+    def broken(layer: int, expert: int, row: Sequence[memoryview]) -> int:
+        raise ReadError("no disk")
+
+    store.read = broken  # type: ignore[method-assign]
+    leases = [cache.lease(0, [5], Priority.HINT), cache.lease(0, [5], Priority.DEMAND)]
+    for lease in leases:
+        with pytest.raises(ReadError, match="no disk"):
+            lease.wait()
+    cache.abandon()
+
+    assert (0, 5) not in cache._seats[0][0]

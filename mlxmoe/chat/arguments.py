@@ -65,7 +65,7 @@ def object_or_text(raw: str) -> dict[str, Any] | str:
     if not raw.strip():
         return {}
     try:
-        value = _strict(raw)
+        value = json.loads(raw)
     except (ValueError, RecursionError):
         return raw
     if not isinstance(value, dict):

@@ -58,7 +58,11 @@ class CallDraft:
         if self._block is None:
             return ToolCallFinished(self.index, ToolCall(self.name, self._arguments))
         try:
-            return ToolCallFinished(self.index, ToolCall(self.name, object_or_text(self._block)))
+            whole = object_or_text(self._block)
+            # A block with NaN or an infinite number can't be carried as JSON: keep its text.
+            carried = not self._block.strip() or argument_value(self._block, "object") == whole
+            arguments = whole if carried else self._block
+            return ToolCallFinished(self.index, ToolCall(self.name, arguments))
         except ValueError as error:
             return ToolCallDropped(self.index, str(error))
 

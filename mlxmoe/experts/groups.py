@@ -54,6 +54,8 @@ def _tables(run: list[tuple[int, ExpertLayer]], slots: int, top_k: int) -> list[
             f"one table, which holds {longest} at most: this model can't be streamed"
         )
     count = min(len(run), max(slots // (2 * top_k), 1))
+    if slots >= sum(layer.num_experts for _, layer in run):
+        count = len(run)
     sizes = _even(len(run), count)
     groups, start = [], 0
     for size, share in zip(sizes, _parted(slots, sizes, top_k), strict=True):

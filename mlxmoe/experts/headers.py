@@ -57,6 +57,8 @@ def _data_start(path: Path, prefix: bytes, size: int) -> int:
 
 
 def _check_metadata(path: Path, metadata: object) -> None:
+    if metadata is None:
+        return
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ is not an object of strings")
 

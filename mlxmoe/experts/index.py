@@ -20,6 +20,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 INDEX_BYTES = 256 << 20
 EXPERT_COUNT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+EXPERT_DTYPES = ("U8", "F8_E8M0", "U32", "BF16", "F16", "F32")
 # The image side and draft layers are not part of the text model's trunk.
 _VISION = re.compile(
     r"(model\.)?(vision_\w+|visual|mm_projector|multi_modal_projector|audio_tower|embed_vision)\."
@@ -159,6 +160,14 @@ def _check_foreign(manifest: Manifest, config: ForeignConfig) -> None:
             f"{manifest.folder}: the files hold {held} layers, expected "
             f"{config.num_hidden_layers} by config.json"
         )
+    for layer in manifest.experts:
+        for part in layer.parts:
+            if part.dtype not in EXPERT_DTYPES or part.nbytes % 4:
+                raise CheckpointError(
+                    f"{manifest.folder}: {layer.prefix}: experts' {part.projection} {part.kind} is "
+                    f"{part.dtype} of {part.nbytes} bytes, expected whole words of one of "
+                    f"{', '.join(EXPERT_DTYPES)}"
+                )
     stated = config.number(*EXPERT_COUNT_KEYS)
     for layer in manifest.experts:
         if stated is not None and layer.num_experts != stated:

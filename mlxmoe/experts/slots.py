@@ -78,6 +78,10 @@ class Seats:
         """Whether `key` is seated; not counted as a use."""
         return key in self._slot_of
 
+    def pinned(self, key: Key) -> bool:
+        """Whether any lease holds `key`."""
+        return key in self._pins
+
     @property
     def seated(self) -> dict[Key, int]:
         """A copy of who sits where."""
@@ -143,13 +147,14 @@ class Slots:
             self._seats.update((layer, shared) for layer in layers)
         self._readers = readers
         self._open: list[Lease] = []
-        self._hits = self._misses = self._evictions = 0
+        self._hits = self._misses = self._rescues = self._evictions = 0
         self.host_syncs = 0
 
     @property
     def stats(self) -> ExpertStats:
         """Counts since the start."""
-        return ExpertStats(self._hits, self._misses, 0, self._evictions, self._readers.bytes_read)
+        counts = (self._hits, self._misses, self._rescues, self._evictions)
+        return ExpertStats(*counts, self._readers.bytes_read)
 
     def capacity(self, layer: int) -> int:
         """Slots that one step of `layer` may use at once."""
@@ -178,10 +183,14 @@ class Slots:
             slot = seats.find((layer, expert))
             if slot is None:
                 missing.append(expert)
-            else:
-                lease.slot_of[expert] = slot
-                seats.pin((layer, expert))
-        self._hits += len(lease.slot_of)
+                continue
+            lease.slot_of[expert] = slot
+            seats.pin((layer, expert))
+            on_its_way = self._on_its_way(layer, expert)
+            if on_its_way is not None:
+                lease.arriving[expert] = on_its_way
+        self._rescues += len(lease.arriving)
+        self._hits += len(lease.slot_of) - len(lease.arriving)
         self._misses += len(missing)
         for expert in missing:
             slot, victim = seats.seat((layer, expert))
@@ -189,7 +198,8 @@ class Slots:
             lease.slot_of[expert] = slot
             seats.pin((layer, expert))
         reads = [Read(layer, expert, table.row(lease.slot_of[expert])) for expert in missing]
-        lease.arriving = dict(zip(missing, self._readers.submit(reads, priority), strict=True))
+        futures = self._readers.submit(reads, priority)
+        lease.arriving.update(zip(missing, futures, strict=True))
         self._open.append(lease)
         return lease
 
@@ -203,6 +213,14 @@ class Slots:
         for lease in list(self._open):
             self._close(lease)
 
+    def _on_its_way(self, layer: int, expert: int) -> Future[int] | None:
+        """The read of a seated record that another open lease waits for."""
+        for lease in self._open:
+            future = lease.arriving.get(expert) if lease.layer == layer else None
+            if future is not None:
+                return future
+        return None
+
     def _close(self, lease: Lease) -> None:
         """Unpin; a record whose read failed or never ran leaves its slot."""
         seats = self._seats[lease.layer][0]
@@ -210,7 +228,8 @@ class Slots:
         for expert in lease.slot_of:
             seats.unpin((lease.layer, expert))
         for expert, future in lease.arriving.items():
-            if future.exception() is not None:
+            # The last lease of a record that never came frees its slot.
+            if future.exception() is not None and not seats.pinned((lease.layer, expert)):
                 seats.unseat((lease.layer, expert))
         lease.made.clear()
         self._open.remove(lease)

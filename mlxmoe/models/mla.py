@@ -132,6 +132,9 @@ class GatedMLA(nn.Module):
             absorbed = self._absorb(q[part])
             mixed = sparse_mla(absorbed, latent, picked, self.rank, self.scale)
             outs.append(self._expand_values(mixed))
+            if q.shape[0] > step:
+                # Lazy steps would hold every gather of the span at once.
+                mx.eval(outs[-1])
         return mx.concatenate(outs) if len(outs) > 1 else outs[0]
 
     def _gather_step(self) -> int:
