@@ -34,11 +34,6 @@ class DsaConfig:
     norm_eps: float
     stated: frozenset[str] = frozenset()
 
-    @property
-    def scale(self) -> float:
-        """n_heads^-1/2 head_dim^-1/2, on the per-head weights (DeepSeek-V3.2)."""
-        return float(self.n_heads**-0.5 * self.head_dim**-0.5)
-
 
 def read_dsa(
     top: Fields, text: Fields, full_layers: tuple[int, ...], rms_norm_eps: float, wanted: bool
