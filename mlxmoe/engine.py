@@ -4,6 +4,7 @@ A request runs from its prompt to its last token before the next one begins. Err
 the request, never the thread.
 """
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._unanswered: list[Stream] = []
 
     def start(self, on_progress: OnProgress = lambda progress: None) -> None:
         """Load the model; return when it is ready. Raises what loading raised."""
@@ -51,6 +53,7 @@ class Engine:
         if error := ready.get():
             self._thread.join()
             raise error
+        atexit.register(self._leave)
 
     def submit(self, request: Request) -> Stream:
         """Queue a request; its events come in the stream at once as they happen."""
@@ -70,8 +73,14 @@ class Engine:
                 failure = EngineError(f"the engine failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 stream.put(Failed(failure))
+            self._unanswered.remove(stream)
 
-        self._put(job)
+        self._unanswered.append(stream)
+        try:
+            self._put(job)
+        except EngineError:
+            self._unanswered.remove(stream)
+            raise
         return stream
 
     def call(self, work: Callable[[Runtime], T]) -> T:
@@ -98,6 +107,13 @@ class Engine:
             self._jobs.put(None)
         if self._thread:
             self._thread.join()
+        atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """At the program's end: a thread that is inside MLX then would abort the process."""
+        for stream in list(self._unanswered):
+            stream.cancel()
+        self.close()
 
     def _put(self, job: Callable[[Runtime], None]) -> None:
         with self._lock:
