@@ -122,7 +122,7 @@ def _check_counts(fields: Fields) -> None:
     """mlx-lm builds as many layers as a config says: CheckpointError for absurd numbers."""
     for key, value in fields.data.items():
         if "layer" in key and isinstance(value, int | float) and abs(value) > MOST_LAYERS:
-            raise fields.error(key, f"at most {MOST_LAYERS}")
+            raise fields.error(key, f"at most {MOST_LAYERS}; take the published config.json")
 
 
 def _kimi_kind(top: Fields, text: Fields) -> str | None:

@@ -49,7 +49,8 @@ def load_foreign(
     except Exception as error:  # mlx-lm trusts a config: a stranger's may make it raise anything
         raise CheckpointError(
             f"{manifest.folder}: mlx-lm can't build this model "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Compare its "
+            "config.json with the published one, or try it with mlx_lm.generate"
         ) from error
     if dtype == mx.float32:
         model.update(tree_map(_to_float32, model.parameters()))
@@ -66,7 +67,7 @@ def _check_files(manifest: Manifest) -> None:
         found = "is not in the index" if name in read else "is a shard that mlx-lm would not read"
         raise CheckpointError(
             f"{manifest.folder / name}: {found}; expected shards to be all files that are called "
-            "model*.safetensors, and no others"
+            "model*.safetensors, and no others. Move or rename it"
         )
 
 

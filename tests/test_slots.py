@@ -259,3 +259,16 @@ def test_two_leases_of_a_record_that_fails_both_raise(slots: tuple[Slots, Store]
     cache.abandon()
 
     assert (0, 5) not in cache._seats[0][0]
+
+
+def test_a_record_that_has_come_is_a_hit_also_while_its_lease_is_open(
+    slots: tuple[Slots, Store],
+) -> None:
+    """Only what is still being read is a rescue."""
+    cache, _ = slots
+    cache.lease(0, [5], Priority.HINT).wait()
+    second = cache.lease(0, [5], Priority.DEMAND)
+
+    assert {} == second.arriving
+    assert (1, 1, 0) == (cache.stats.hits, cache.stats.misses, cache.stats.rescues)
+    cache.abandon()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,16 +154,22 @@ def test_table_rows_are_the_arrays_memory(goldens: Path) -> None:
     assert addresses == [_address(array) for array in table.arrays]
 
 
+def landed(packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8], slot: int) -> SlotTable:
+    """A table of three slots with these bytes in one of them, the others zero."""
+    part = ExpertPart("gate", "weight", "U8", packed.shape, packed.nbytes)
+    scale = ExpertPart("gate", "scales", "U8", scales.shape, scales.nbytes)
+    table = SlotTable((part, scale), 3)
+    for view, array in zip(table.row(slot), (packed, scales), strict=True):
+        view[:] = array.tobytes()
+    return table
+
+
 def test_landed_bytes_are_mlx_operands_as_published(goldens: Path) -> None:
     """MXFP4 bytes in a slot mean the golden values bit for bit: all 256 bytes, at every
     scale but NaN; and the random block's product with x is the golden one."""
     data = load_arrays(goldens / "mxfp4/goldens.safetensors")
     packed, scales = np.array(data["edge.weight_packed"]), np.array(data["edge.weight_scale"])
-    part = ExpertPart("gate", "weight", "U8", packed.shape, packed.nbytes)
-    scale = ExpertPart("gate", "scales", "U8", scales.shape, scales.nbytes)
-    table = SlotTable((part, scale), 2)
-    for view, array in zip(table.row(1), (packed, scales), strict=True):
-        view[:] = array.tobytes()
+    table = landed(packed, scales, 1)
 
     weight, scale_rows = table.arrays[0][1], table.arrays[1][1]
     weights = mx.dequantize(
@@ -178,12 +185,7 @@ def test_landed_bytes_are_mlx_operands_as_published(goldens: Path) -> None:
 def test_a_random_blocks_product_is_the_golden_one(goldens: Path) -> None:
     """`gather_qmm` on published bytes gives x W^T of the exact weights, in float32."""
     data = load_arrays(goldens / "mxfp4/goldens.safetensors")
-    packed, scales = np.array(data["rand.weight_packed"]), np.array(data["rand.weight_scale"])
-    part = ExpertPart("gate", "weight", "U8", packed.shape, packed.nbytes)
-    scale = ExpertPart("gate", "scales", "U8", scales.shape, scales.nbytes)
-    table = SlotTable((part, scale), 3)
-    for view, array in zip(table.row(2), (packed, scales), strict=True):
-        view[:] = array.tobytes()
+    table = landed(np.array(data["rand.weight_packed"]), np.array(data["rand.weight_scale"]), 2)
 
     out = mx.gather_qmm(
         data["rand.x"][:, None],

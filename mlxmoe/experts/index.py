@@ -158,7 +158,8 @@ def _check_foreign(manifest: Manifest, config: ForeignConfig) -> None:
     if 0 < held < (config.num_hidden_layers or 0):
         raise CheckpointError(
             f"{manifest.folder}: the files hold {held} layers, expected "
-            f"{config.num_hidden_layers} by config.json"
+            f"{config.num_hidden_layers} by config.json. Fetch what is missing, or the "
+            "config.json that belongs to these files"
         )
     for layer in manifest.experts:
         for part in layer.parts:
@@ -166,7 +167,7 @@ def _check_foreign(manifest: Manifest, config: ForeignConfig) -> None:
                 raise CheckpointError(
                     f"{manifest.folder}: {layer.prefix}: experts' {part.projection} {part.kind} is "
                     f"{part.dtype} of {part.nbytes} bytes, expected whole words of one of "
-                    f"{', '.join(EXPERT_DTYPES)}"
+                    f"{', '.join(EXPERT_DTYPES)}. Convert the model with mlx_lm.convert first"
                 )
     stated = config.number(*EXPERT_COUNT_KEYS)
     for layer in manifest.experts:

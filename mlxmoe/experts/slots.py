@@ -214,10 +214,10 @@ class Slots:
             self._close(lease)
 
     def _on_its_way(self, layer: int, expert: int) -> Future[int] | None:
-        """The read of a seated record that another open lease waits for."""
+        """The read of a seated record that another open lease waits for, or that failed it."""
         for lease in self._open:
             future = lease.arriving.get(expert) if lease.layer == layer else None
-            if future is not None:
+            if future is not None and not (future.done() and future.exception() is None):
                 return future
         return None
 

@@ -45,7 +45,7 @@ class Router(nn.Module):
     def __init__(self, config: KimiConfig):
         super().__init__()
         self.top_k = config.num_experts_per_token
-        # As the reference: a single pick keeps its own score.
+        # As in mlx-lm: a single pick keeps its own score.
         self.renormalize = config.moe_renormalize and config.num_experts_per_token > 1
         self.scaling = config.routed_scaling_factor
         self.weight = mx.zeros((config.num_experts, config.hidden_size))
