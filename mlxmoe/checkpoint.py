@@ -1,6 +1,5 @@
 """A checkpoint folder, checked and planned for this machine, before anything is loaded."""
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +33,6 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(
             f"{folder}: found {found}, expected a checkpoint's folder (with config.json)"
         )
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise CheckpointError(f"{folder}: can't be read. Check its permissions")
     _check_kinds(folder)
     config = read_config(folder)
     manifest = read_manifest(folder, config)
@@ -46,7 +43,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 def _check_kinds(folder: Path) -> None:
     """Refuse pipes, sockets and devices: reading one may never end."""
-    for path in sorted(folder.iterdir()):
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: can't be read ({error.strerror}). Check its permissions"
+        ) from error
+    for path in paths:
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise CheckpointError(f"{path}: is no regular file. Take it out of the folder")
 

@@ -123,14 +123,6 @@ def test_files_that_are_gone_or_are_no_files(folder: Path) -> None:
     assert f"{path}: 820,545 bytes, expected 820,544" in refusal(folder)
 
 
-def test_an_unreadable_shard(folder: Path) -> None:
-    """A shard that may not be read is named with the system's reason."""
-    (folder / TOP).chmod(0)
-    if os.access(folder / TOP, os.R_OK):
-        pytest.skip("SKIP: this user may read everything")
-    assert f"{folder / TOP}: can't be opened (Permission denied)" in refusal(folder)
-
-
 def test_folders_that_hold_no_checkpoint(folder: Path, tmp_path: Path) -> None:
     """No folder, no shards, shards without an index."""
     config = read_config(folder)

@@ -66,6 +66,19 @@ def test_streamed_equals_resident(
     loaded.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", range(TOP_K, ALL + 1))
+def test_streamed_equals_resident_at_every_slot_count(
+    checkpoint: Checkpoint, ids: mx.array, resident: dict[str, npt.NDArray[np.float32]], slots: int
+) -> None:
+    """All ways of feeding at all slot counts from the floor up: minutes, so run it with
+    `scripts/test -m slow`."""
+    loaded = streamed(checkpoint, slots)
+    for how, spans in SPANS.items():
+        assert np.array_equal(resident[how], run_spans(loaded.network, ids, spans)), how
+    loaded.close()
+
+
 def sweeping(loaded: Loaded) -> Loaded:
     """Make every expert layer sum expert by expert, as long spans do."""
     for experts in expert_layers(loaded):
