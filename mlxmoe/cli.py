@@ -1,4 +1,4 @@
-"""The command line: `mlxmoe run | score | plan | info`.
+"""The command line: `mlxmoe run | chat | score | plan | info`.
 
 Imports stand inside the functions, so that `--help` and `plan` load no mlx. Exit codes:
 0 done, 1 failed, 2 misused, 130 interrupted.
@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mlxmoe.errors import MlxmoeError
+from mlxmoe.errors import MlxmoeError, UsageError
 
 app = typer.Typer(
     help="Run Kimi K3 and K3.1 Pro with their experts streamed from the disk.",
@@ -23,7 +23,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[Path, typer.Argument(help="Folder of a checkpoint in its published layout.")]
+Model = Annotated[
+    str, typer.Argument(help="Folder of a checkpoint in its published layout, or: demo.")
+]
 Ram = Annotated[
     str | None,
     typer.Option(
@@ -40,28 +42,43 @@ MaxSpan = Annotated[
 Context = Annotated[
     int | None, typer.Option(help="Tokens of context to make room for.", envvar="MLXMOE_CONTEXT")
 ]
+Tier = Annotated[str, typer.Option(help="Thinking effort: low, high or max.")]
+Think = Annotated[bool, typer.Option(help="Think before the answer.")]
+ThinkingCap = Annotated[
+    int | None, typer.Option(help="Most thinking tokens; low 8192, high 32768, max no cap.")
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate for a request.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        help="0 takes the most likely token.", show_default="1; 0 for the demo, which is tiny"
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def run(
-    model: Model,
-    prompt: Annotated[str, typer.Argument(help="The question; - reads it from stdin.")],
+    model: Annotated[
+        str | None, typer.Argument(help="Folder of a checkpoint; the demo model without one.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The question; - reads it from stdin.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
     ] = None,
-    tier: Annotated[str, typer.Option(help="Thinking effort: low, high or max.")] = "max",
-    think: Annotated[bool, typer.Option(help="Think before the answer.")] = True,
-    thinking_cap: Annotated[
-        int | None, typer.Option(help="Most thinking tokens; low 8192, high 32768, max no cap.")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
+    tier: Tier = "max",
+    think: Think = True,
+    thinking_cap: ThinkingCap = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")] = 0.95,
     top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")] = 0,
     min_p: Annotated[float, typer.Option(help="Drop tokens under this share of the top.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer here; repeatable.")] = None,
     ram: Ram = None,
     slots: NumSlots = None,
@@ -72,23 +89,64 @@ def run(
     """Answer one prompt: reasoning dimmed, then the answer."""
     from mlxmoe import events, transcript
 
+    model, prompt = _model_and_prompt(model, prompt)
     engine = _engine(model, ram, slots, max_span, context)
     from mlxmoe.verbs import check_tier, read_prompt, read_tools, run_request
 
     messages = [transcript.user(read_prompt(prompt))]
     if system:
         messages.insert(0, transcript.system(system))
+    heat = _temperature(model, temperature)
     request = events.Request(
         messages=tuple(messages),
         tools=read_tools(tools),
         tier=check_tier(tier),
         thinking=think,
         thinking_cap=thinking_cap,
-        sampling=events.Sampling(
-            temperature, top_p, top_k, min_p, seed, tuple(stop or ()), max_tokens
-        ),
+        sampling=events.Sampling(heat, top_p, top_k, min_p, seed, tuple(stop or ()), max_tokens),
     )
     raise typer.Exit(run_request(engine, request, as_json))
+
+
+@app.command()
+def chat(
+    model: Model = "demo",
+    folder: Annotated[Path, typer.Option(help="What the file tools may read.")] = Path("."),
+    tools: Annotated[
+        bool, typer.Option(help="Let the model use a calculator and read files in the folder.")
+    ] = True,
+    tier: Tier = "max",
+    think: Think = True,
+    thinking_cap: ThinkingCap = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    ram: Ram = None,
+    slots: NumSlots = None,
+    max_span: MaxSpan = None,
+    context: Context = None,
+) -> None:
+    """Talk, with tools; each line of a stdin that is no terminal is a turn."""
+    from mlxmoe import events
+    from mlxmoe.agent.toolbox import Toolbox, own_tools
+
+    if not folder.is_dir():
+        raise UsageError(f"--folder {folder}: is no folder. Name one that the model may read")
+    engine = _engine(model, ram, slots, max_span, context)
+    from mlxmoe.dialogue import run_chat
+    from mlxmoe.verbs import check_tier
+
+    form = events.Request(
+        messages=(),
+        tier=check_tier(tier),
+        thinking=think,
+        thinking_cap=thinking_cap,
+        sampling=events.Sampling(
+            _temperature(model, temperature), seed=seed, max_tokens=max_tokens
+        ),
+    )
+    toolbox = own_tools(folder) if tools else Toolbox()
+    raise typer.Exit(run_chat(engine, toolbox, form, f"{model}, tier {tier}"))
 
 
 @app.command()
@@ -122,42 +180,73 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """How the memory would be shared out, from the headers alone."""
-    from mlxmoe.checkpoint import open_checkpoint
     from mlxmoe.report import plan_lines, plan_values
 
-    planned = open_checkpoint(model).plan(_settings(ram, slots, max_span, context))
+    planned = _checkpoint(model).plan(_settings(model, ram, slots, max_span, context))
     _print(plan_values(planned), plan_lines(planned), as_json)
 
 
 @app.command()
 def info(model: Model, as_json: AsJson = False) -> None:
     """What a checkpoint is."""
-    from mlxmoe.checkpoint import open_checkpoint
     from mlxmoe.report import info_lines, info_values
 
-    checkpoint = open_checkpoint(model)
+    checkpoint = _checkpoint(model)
     _print(info_values(checkpoint), info_lines(checkpoint), as_json)
 
 
-def _settings(ram: str | None, slots: int | None, max_span: int | None, context: int | None) -> Any:
+def _model_and_prompt(model: str | None, prompt: str | None) -> tuple[str, str]:
+    """One word alone is the prompt, for the demo. Raises UsageError when there is no prompt."""
+    from mlxmoe import demo
+
+    if model is None:
+        raise UsageError(
+            'no prompt. Type one: mlxmoe run "hello", or mlxmoe run MODEL "your question"'
+        )
+    if prompt is not None:
+        return model, prompt
+    if model == demo.NAME or os.path.isdir(model):
+        raise UsageError(
+            f'{model} is a model, and no prompt. Type: mlxmoe run {model} "your question"'
+        )
+    return demo.NAME, model
+
+
+def _temperature(model: str, given: float | None) -> float:
+    from mlxmoe import demo
+
+    if given is not None:
+        return given
+    return demo.TEMPERATURE if model == demo.NAME else 1.0
+
+
+def _checkpoint(model: str) -> Any:
+    from mlxmoe.checkpoint import open_checkpoint
+    from mlxmoe.demo import model_folder
+
+    return open_checkpoint(model_folder(model))
+
+
+def _settings(
+    model: str, ram: str | None, slots: int | None, max_span: int | None, context: int | None
+) -> Any:
     from mlxmoe.budget import Settings, parse_size
     from mlxmoe.checkpoint import stream_width
+    from mlxmoe.demo import fill_settings
 
     size = parse_size(ram) if ram is not None else None
-    return Settings(size, slots, max_span, context, stream_width())
+    return fill_settings(model, Settings(size, slots, max_span, context, stream_width()))
 
 
 def _engine(
-    model: Path, ram: str | None, slots: int | None, max_span: int | None, context: int | None
+    model: str, ram: str | None, slots: int | None, max_span: int | None, context: int | None
 ) -> Any:
     """An engine that is not loaded yet; every refusal of the plan comes before mlx does."""
-    from mlxmoe.checkpoint import open_checkpoint
+    checkpoint = _checkpoint(model)
+    planned = checkpoint.plan(_settings(model, ram, slots, max_span, context))
+    from mlxmoe.linux import prepare
 
-    checkpoint = open_checkpoint(model)
-    planned = checkpoint.plan(_settings(ram, slots, max_span, context))
-    if sys.platform == "linux":
-        # MLX compiles each fused kernel with g++ there, at 1.6 s apiece.
-        os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+    prepare()
     from mlxmoe.engine import engine_for
 
     return engine_for(checkpoint, planned)

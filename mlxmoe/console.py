@@ -1,4 +1,4 @@
-"""What `run` and `score` show in a terminal: waiting, thinking, answering, figures.
+"""What `run`, `chat` and `score` show in a terminal: waiting, thinking, answering, figures.
 
 The answer goes to stdout. Everything about it goes to stderr; so does the reasoning,
 unless stdout is a terminal. Model text is shown with its control characters taken out.
@@ -107,9 +107,21 @@ class Screen:
             case ThinkingCapped(tokens, _):
                 self._line(self._notes, f"thinking was closed after {tokens} tokens")
             case Finished():
-                self._line(self._notes, stats_line(event), dim=True)
+                self.note(stats_line(event))
             case _:
                 pass
+
+    def say(self, text: str) -> None:
+        """A line of its own among the answers."""
+        self._line(self._out, text)
+
+    def note(self, text: str) -> None:
+        """A dim line of its own about the answers."""
+        self._line(self._notes, text, dim=True)
+
+    def aside(self, text: str) -> None:
+        """Dim lines of their own beside the reasoning."""
+        self._line(self._thoughts, text, dim=True)
 
     def show_waiting(self, events: Iterable[Event]) -> Iterator[Event]:
         """Show only how waits go; everything passes by."""

@@ -1,13 +1,14 @@
 """Figures as JSON values and as lines to read: plans, checkpoints, answers."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from mlxmoe.budget import Plan
 from mlxmoe.checkpoint import Checkpoint
 from mlxmoe.config import KimiConfig
-from mlxmoe.events import Finished, Reply
+from mlxmoe.events import ExpertStats, Finished, Reply
 from mlxmoe.transcript import ToolCall
 
 
@@ -32,16 +33,42 @@ def _arguments(call: ToolCall) -> str:
 
 def stats_line(finished: Finished) -> str:
     """One line of what an answer took."""
-    stats, experts = finished.stats, finished.stats.experts
-    picks = experts.hits + experts.misses + experts.rescues
-    rate = stats.decode_tokens / stats.decode_seconds if stats.decode_seconds else 0.0
-    hits = f", {100 * experts.hits / picks:.0f}% of {picks} expert picks in memory" if picks else ""
+    stats = finished.stats
     return (
         f"[{finished.reason}] {stats.prefill_tokens} prompt tokens in "
-        f"{stats.prefill_seconds:.1f} s, {stats.decode_tokens} tokens at {rate:.2f}/s{hits}, "
-        f"{size_text(experts.bytes_read)} read, peak {size_text(stats.peak_memory_bytes)} "
+        f"{stats.prefill_seconds:.1f} s, {stats.decode_tokens} tokens at "
+        f"{_rate(stats.decode_tokens, stats.decode_seconds):.2f}/s{_picks([stats.experts])}, "
+        f"{size_text(stats.experts.bytes_read)} read, peak {size_text(stats.peak_memory_bytes)} "
         f"of {size_text(stats.planned_memory_bytes)} planned"
     )
+
+
+def turn_line(effort: str, rounds: Sequence[Finished]) -> str:
+    """One line of what a turn of a chat took, of one request or more."""
+    stats = [finished.stats for finished in rounds]
+    tokens = sum(one.decode_tokens for one in stats)
+    thinking = sum(finished.usage.reasoning_tokens for finished in rounds)
+    head = effort if rounds[-1].reason == "stop" else f"{effort}, {rounds[-1].reason}"
+    more = f", {len(rounds)} rounds" if len(rounds) > 1 else ""
+    return (
+        f"[{head}] {thinking} thinking tokens of {tokens} at "
+        f"{_rate(tokens, sum(one.decode_seconds for one in stats)):.1f}/s, "
+        f"{sum(one.prefill_tokens for one in stats)} prompt tokens in "
+        f"{sum(one.prefill_seconds for one in stats):.1f} s{more}"
+        f"{_picks([one.experts for one in stats])}, "
+        f"{size_text(sum(one.experts.bytes_read for one in stats))} read"
+    )
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds else 0.0
+
+
+def _picks(experts: Sequence[ExpertStats]) -> str:
+    """`, 71% of 1200 expert picks in memory`, "" where there are none."""
+    hits = sum(one.hits for one in experts)
+    picks = hits + sum(one.misses + one.rescues for one in experts)
+    return f", {100 * hits / picks:.0f}% of {picks} expert picks in memory" if picks else ""
 
 
 def reply_values(reply: Reply) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from mlxmoe.agent.loop import Conversation
 from mlxmoe.answer import Runtime, check_request
 from mlxmoe.console import Screen
 from mlxmoe.engine import Engine
@@ -31,7 +32,7 @@ def read_prompt(prompt: str) -> str:
         except UnicodeDecodeError as error:
             raise PromptError(f"stdin is not UTF-8 text ({error.reason})") from error
     if not prompt.strip():
-        raise PromptError('the prompt is empty. Type one: mlxmoe run MODEL "your question"')
+        raise PromptError('the prompt is empty. Type one: mlxmoe run [MODEL] "your question"')
     return prompt
 
 
@@ -58,12 +59,12 @@ def run_request(engine: Engine, request: Request, as_json: bool) -> int:
     keeps what was said, a second one ends the process. Raises UsageError before the load."""
     check_request(request)
     screen = Screen(sys.stdout, sys.stderr)
-    signal.signal(signal.SIGINT, _quit)
+    signal.signal(signal.SIGINT, quit_at_once)
     stream: Stream | None = None
     try:
         engine.start(screen.waiting.show)
         stream = engine.submit(request)
-        signal.signal(signal.SIGINT, _cancelling(stream))
+        signal.signal(signal.SIGINT, cancelling(stream))
         reply = collect(screen.show_waiting(stream) if as_json else screen.show_all(stream))
         if as_json:
             screen.waiting.end()
@@ -87,7 +88,7 @@ def run_score(
     if logits is not None:
         _check_writable(logits)
     screen = Screen(sys.stdout, sys.stderr)
-    signal.signal(signal.SIGINT, _quit)
+    signal.signal(signal.SIGINT, quit_at_once)
     try:
         engine.start(screen.waiting.show)
         result = engine.call(lambda runtime: _score(runtime, text, given, logits, screen))
@@ -130,18 +131,18 @@ def _score(
         return score(runtime.loaded.network, ids, runtime.limits.span, on_tokens, keep)
 
 
-def _cancelling(stream: Stream) -> Callable[[int, FrameType | None], None]:
+def cancelling(work: Stream | Conversation) -> Callable[[int, FrameType | None], None]:
     """An interrupt handler: the first time cancel, then quit."""
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if stream.cancelled:
-            _quit(number, frame)
-        stream.cancel()
+        if work.cancelled:
+            quit_at_once(number, frame)
+        work.cancel()
 
     return handler
 
 
-def _quit(number: int, frame: FrameType | None) -> NoReturn:
+def quit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     """Leave at once: MLX may be in the middle of something long, and a stream in the middle
     of a write, so neither is touched. What was printed is flushed already."""
     with suppress(OSError):

@@ -14,6 +14,8 @@ FILE_LINES = 300
 FUNCTION_LINES = 60
 SAYING_NOTHING = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 SHIPPED = {".py", ".metal", ".tcss"}
+# What a checkpoint is made of; only the demo's is shipped.
+CHECKPOINT, DEMO = {".json", ".model", ".safetensors"}, "mlxmoe/demo"
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -130,7 +132,8 @@ def not_to_ship(names: Iterable[str]) -> list[str]:
         top, path = name.split("/")[0], Path(name)
         if top.endswith(".dist-info"):
             continue
-        if top not in PACKAGES or not (path.suffix in SHIPPED or path.name == "py.typed"):
+        kinds = SHIPPED | CHECKPOINT if path.parent.as_posix() == DEMO else SHIPPED
+        if top not in PACKAGES or not (path.suffix in kinds or path.name == "py.typed"):
             found.append(name)
     return found
 

@@ -78,14 +78,14 @@ def test_an_empty_prompt_is_misuse(run: Run, model: Path, prompt: str) -> None:
     code, out, err = run("run", model, prompt)
 
     assert (2, "") == (code, out)
-    assert 'mlxmoe: the prompt is empty. Type one: mlxmoe run MODEL "your question"\n' == err
+    assert 'mlxmoe: the prompt is empty. Type one: mlxmoe run [MODEL] "your question"\n' == err
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["run", ".", "x", "--nope"], "No such option: --nope"),
-        (["run", "."], "Missing argument 'prompt'"),
+        (["score"], "Missing argument 'model'"),
         (["run", ".", "x", "--slots", "many"], "Invalid value for '--slots'"),
         (["fly"], "No such command 'fly'"),
     ],
@@ -105,7 +105,7 @@ def test_help(run: Run) -> None:
     nothing = run()
 
     assert 0 == code
-    for verb in ("run", "score", "plan", "info"):
+    for verb in ("run", "chat", "score", "plan", "info"):
         assert f"  {verb} " in out
     assert (2, True) == (nothing[0], "score" in nothing[2])
 

@@ -97,16 +97,17 @@ def test_no_verb_that_plans_loads_mlx(model: str) -> None:
         sys.exit(f"loaded {found}" if found else 0)
     """
     verbs = [
-        ["--help"], ["run", "--help"], ["plan", model], ["plan", model, "--json"],
+        ["--help"], ["run", "--help"], ["chat", "--help"],
+        ["plan", model], ["plan", model, "--json"],
         ["info", model], ["info", model, "--json"], ["run", model, "x", "--ram", "1kB"],
-        ["run", "/nowhere", "x"],
+        ["run", "/nowhere", "x"], ["chat", "/nowhere"], ["run"],
     ]  # fmt: skip
 
     done = python(script, json.dumps(verbs))
 
     assert (0, "") == (done.returncode, done.stderr if done.returncode else "")
     codes = [line for line in done.stderr.splitlines() if line.isdigit()]
-    assert ["0"] * 6 + ["2", "1"] == codes
+    assert ["0"] * 7 + ["2", "1", "1", "2"] == codes
 
 
 def test_a_file_that_may_not_be_read(goldens: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from house import (
+    CHECKPOINT,
     PACKAGES,
     broken_floors,
     build_wheel,
@@ -39,7 +40,7 @@ def copy(root: Path, tmp_path: Path) -> Path:
 def plant(folder: Path, name: str, text: str) -> None:
     """Add `text` to the end of a file of the copy, which may be new."""
     path = folder / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     with path.open("a") as file:
         file.write(text)
 
@@ -139,16 +140,28 @@ def test_floors_hold_and_a_breach_is_caught(copy: Path) -> None:
 
 
 def test_wheel_holds_three_packages_and_nothing_else(copy: Path, tmp_path: Path) -> None:
-    """Python, .metal and .tcss files of the three packages are in the wheel, planted junk is
-    not."""
+    """Python, .metal and .tcss files of the three packages are in the wheel, and the demo's
+    checkpoint; planted junk is not, nor a checkpoint elsewhere."""
     plant(copy, "metal_kernels/planted.metal", "//")
     plant(copy, "tui/planted.tcss", "Screen {}")
-    for junk in ("metal_kernels/x.metallib", "mlxmoe/x.so", "tui/notes.md", "tests/x.py", "y.py"):
+    for kind in CHECKPOINT:
+        plant(copy, f"mlxmoe/demo/planted{kind}", "{}")
+    for junk in (
+        "metal_kernels/x.metallib", "mlxmoe/x.so", "tui/notes.md", "tests/x.py", "y.py",
+        "mlxmoe/x.safetensors", "mlxmoe/agent/x.json", "tui/x.model", "mlxmoe/demo/x.pt",
+        "mlxmoe/demo/deep/x.json",
+    ):  # fmt: skip
         plant(copy, junk, "x")
+    packaged = {
+        path.relative_to(copy).as_posix()
+        for path in (copy / "mlxmoe/demo").iterdir()
+        if path.suffix in CHECKPOINT
+    }
     names = build_wheel(copy, tmp_path / "out")
 
     wanted = {*sources(copy, PACKAGES), "mlxmoe/py.typed"}
-    wanted |= {"metal_kernels/planted.metal", "tui/planted.tcss"}
+    wanted |= {"metal_kernels/planted.metal", "tui/planted.tcss", *packaged}
+    assert len(packaged) >= len(CHECKPOINT)
     assert [] == not_to_ship(names)
     assert {*PACKAGES, "mlxmoe-0.1.0.dist-info"} == {name.split("/")[0] for name in names}
     assert wanted == {name for name in names if ".dist-info/" not in name}
@@ -156,15 +169,17 @@ def test_wheel_holds_three_packages_and_nothing_else(copy: Path, tmp_path: Path)
 
 
 def test_junk_in_a_wheel_is_caught() -> None:
-    """A fourth package, a compiled kernel and a note are named."""
+    """A fourth package, a compiled kernel, a note and a stray checkpoint are named."""
     good = [
         "mlxmoe/a.py",
         "mlxmoe/py.typed",
         "tui/a.tcss",
         "metal_kernels/a.metal",
+        "mlxmoe/demo/a.safetensors",
         "m.dist-info/X",
     ]
     bad = ["metal_kernels/a.metallib", "mlxmoe/a.md", "tests/a.py", "top.py"]
+    bad += ["mlxmoe/a.safetensors", "mlxmoe/demo/a.pt", "mlxmoe/demo/x/a.json", "tui/a.json"]
 
     assert sorted(bad) == not_to_ship(good + bad)
 

@@ -18,7 +18,7 @@ from mlxmoe.errors import CheckpointError, PromptError
 _MAX_PIECE_CHARS = 400_000
 _MAX_RUN_CHARS = 25_000
 _RUN = re.compile(r"\s+|\S+")
-_SPLIT = "|".join(
+SPLIT = "|".join(
     [
         r"[\p{Han}]+",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
@@ -51,7 +51,7 @@ class KimiTokenizer:
         self._bytes = [token for token, _ in sorted(ranks.items(), key=lambda item: item[1])]
         self._bytes += [name.encode() for name in self.specials]
         self._encoding = tiktoken.Encoding(
-            "kimi", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens=self.specials
+            "kimi", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens=self.specials
         )
 
     def special_id(self, name: str) -> int:
