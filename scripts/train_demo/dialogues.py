@@ -26,6 +26,7 @@ from train_demo.world import World, make_world
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 EFFORT_SHARES = (0.24, 0.4, 0.3, 0.06)
 NO_TOOLS_SHARE = 0.12
+HELD_SEED = "held-out 1"
 SYSTEM_SHARE = 0.04
 SYSTEM_WORDS = (
     "You are a helpful assistant.",
@@ -122,6 +123,12 @@ def held_dialogue(random: Random, kind: str, effort: Effort, tools: bool = True)
         if can_ask(scene, kind):
             turns.append(KINDS[kind][1](scene))
             return Dialogue(effort, tools, "", scene.world, tuple(turns))
+
+
+def held_cases(kind: str, effort: Effort, count: int) -> list[Dialogue]:
+    """The first `count` of the evaluation's dialogues; the same ones each time."""
+    random = Random(f"{HELD_SEED}/{kind}/{effort}")
+    return [held_dialogue(random, kind, effort) for _ in range(count)]
 
 
 def _either(scene: Scene, first: Callable[[Scene], Turn], other: Callable[[Scene], Turn]) -> Turn:

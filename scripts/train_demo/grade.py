@@ -1,8 +1,10 @@
 """What the demo model did in a held-out dialogue, and whether that was right."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from mlxmoe.transcript import Message, Text, ToolCall
 from train_demo.dialogues import Dialogue
@@ -19,6 +21,9 @@ class Answer:
     message: Message
     thinking_tokens: int
     whole: bool
+
+
+Answered = list[tuple[Dialogue, list[Answer]]]
 
 
 def is_right(dialogue: Dialogue, answers: Sequence[Answer]) -> bool:
@@ -49,6 +54,38 @@ def _result(world: World, call: ToolCall) -> str:
     if isinstance(given, str) or set(given) != {wanted} or not isinstance(given[wanted], str):
         return f"error: {call.name} needs {wanted}"
     return world.call(call.name, {wanted: given[wanted]})
+
+
+def table_line(kind: str, effort: str, pairs: Answered) -> str:
+    """`kind effort right/count (interval) thinking tokens` of a dialogue."""
+    right = sum(is_right(*pair) for pair in pairs)
+    low, high = wilson(right, len(pairs))
+    thinking = mean(sum(answer.thinking_tokens for answer in answers) for _, answers in pairs)
+    return (
+        f"{kind:10} {effort:5} {right:4}/{len(pairs)} ({low:.0%} to {high:.0%}), "
+        f"{thinking:.1f} thinking tokens"
+    )
+
+
+def failures(pairs: Answered) -> list[str]:
+    """What was wrong, one text each."""
+    return [_failure(*pair) for pair in pairs if not is_right(*pair)]
+
+
+def _failure(case: Dialogue, answers: Sequence[Answer]) -> str:
+    """What was asked, wanted and said."""
+    wanted = [(step.calls, step.answer) for step in case.turns[-1].steps]
+    said = [
+        (
+            answer.message.reasoning,
+            [(call.name, call.arguments) for call in answer.message.tool_calls],
+            answer.message.text,
+        )
+        for answer in answers
+    ]
+    return (
+        json.dumps({"asked": case.turns[-1].text, "wanted": wanted, "said": said}, indent=1) + "\n"
+    )
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:
