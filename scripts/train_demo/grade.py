@@ -83,9 +83,8 @@ def _failure(case: Dialogue, answers: Sequence[Answer]) -> str:
         )
         for answer in answers
     ]
-    return (
-        json.dumps({"asked": case.turns[-1].text, "wanted": wanted, "said": said}, indent=1) + "\n"
-    )
+    told = {"asked": case.turns[-1].text, "wanted": wanted, "said": said}
+    return f"{json.dumps(told, indent=1)}\n"
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""One held-out dialogue through the runner itself: its engine, its loop, its tools on real files."""
+"""One held-out dialogue through the runner itself: engine, loop, and tools on real files."""
 
 from collections.abc import Callable
 from pathlib import Path
