@@ -205,9 +205,12 @@ def _model_and_prompt(model: str | None, prompt: str | None) -> tuple[str, str]:
         )
     if prompt is not None:
         return model, prompt
-    if model == demo.NAME or os.path.isdir(model):
+    path = model.startswith(("./", "../", "/", "~"))
+    if model == demo.NAME or path or os.path.isdir(model):
+        what = "a model" if model == demo.NAME else "a path" if path else "a folder here"
         raise UsageError(
-            f'{model} is a model, and no prompt. Type: mlxmoe run {model} "your question"'
+            f'{model} is {what}, and there is no prompt. Type: mlxmoe run {model} "your question", '
+            f"or mlxmoe run demo {model!r} to ask the demo that"
         )
     return demo.NAME, model
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from mlxmoe.agent.loop import Conversation, RoundsSpent, ToolResult
+from mlxmoe.agent.loop import Conversation, Forgotten, RoundsSpent, ToolResult
 from mlxmoe.agent.toolbox import Toolbox
 from mlxmoe.answer import check_request
 from mlxmoe.console import Screen
@@ -99,6 +99,8 @@ class Dialogue:
                         self._screen.aside(_result_lines(result))
                     case RoundsSpent(number):
                         self._screen.note(f"stopped: {number} rounds of tool calls, no answer")
+                    case Forgotten():
+                        self._screen.note("stopped: this turn is forgotten")
                     case _:
                         self._screen.show(event)
         finally:

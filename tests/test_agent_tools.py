@@ -215,3 +215,39 @@ def test_arguments_come_in_the_tool_s_order() -> None:
 
     assert "1-2" == Toolbox((join,)).answer(ToolCall("join", {"b": "2", "a": "1"}))
     assert "error: no tool join, there are: none" == Toolbox().answer(ToolCall("join", {}))
+
+
+def test_one_bad_entry_does_not_hide_the_others(tmp_path: Path) -> None:
+    """A link to a name that can't be is listed, and the search goes on past it."""
+    (tmp_path / "notes.txt").write_text("buy milk\n")
+    (tmp_path / "a").symlink_to("x" * 300)
+    tools = own_tools(tmp_path)
+
+    assert "a\nnotes.txt" == tools.answer(ToolCall("list_files", {"folder": "."}))
+    assert "notes.txt: buy milk" == tools.answer(ToolCall("find_word", {"word": "milk"}))
+
+
+def test_a_tree_deeper_than_the_stack(tmp_path: Path) -> None:
+    """A search goes as deep as the folders do."""
+    deepest = tmp_path
+    for _ in range(1100):
+        deepest /= "d"
+        os.mkdir(deepest)
+    (tmp_path / "notes.txt").write_text("buy milk\n")
+
+    said = own_tools(tmp_path).answer(ToolCall("find_word", {"word": "milk"}))
+    os.removedirs(deepest)
+    assert "notes.txt: buy milk" == said
+
+
+@pytest.mark.parametrize("tool", ["list_files", "read_file", "find_word"])
+def test_half_a_surrogate_pair_is_a_result(tmp_path: Path, tool: str) -> None:
+    """Text that is no Unicode names nothing, and the message about it is text."""
+    (given,) = next(t for t in own_tools(tmp_path).tools if t.name == tool).parameters
+    own_tools(tmp_path).answer(ToolCall(tool, {given: "a\ud800b"})).encode()
+
+
+def test_messages_cut_what_the_model_wrote(tmp_path: Path) -> None:
+    """A long path is not said in full."""
+    said = own_tools(tmp_path).answer(ToolCall("read_file", {"path": "x/" * 1500}))
+    assert f"error: no file {'x/' * 30}" == said

@@ -134,8 +134,8 @@ def test_no_prompt_is_misuse(run: Run, tmp_path: Path) -> None:
     """Nothing, or a model alone: exit 2 and what to type."""
     cases = {
         (): 'no prompt. Type one: mlxmoe run "hello", or mlxmoe run MODEL "your question"',
-        ("demo",): 'demo is a model, and no prompt. Type: mlxmoe run demo "your question"',
-        (tmp_path,): f"{tmp_path} is a model, and no prompt. Type: mlxmoe run {tmp_path} ",
+        ("demo",): 'demo is a model, and there is no prompt. Type: mlxmoe run demo "your question"',
+        (tmp_path,): f"{tmp_path} is a path, and there is no prompt. Type: mlxmoe run {tmp_path} ",
     }
     for words, expected in cases.items():
         code, out, err = run("run", *words)

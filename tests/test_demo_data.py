@@ -73,6 +73,15 @@ def test_words_and_numbers_are_held_out() -> None:
         assert {fresh} == {held(each) for each in drawn}
 
 
+def test_dialogues_of_training_hold_no_word_that_is_held_out() -> None:
+    """Questions, answers, calls and files of training dialogues have no held-out word."""
+    for case in seen_dialogues(300):
+        texts = [*case.world.files, *case.world.files.values(), *(t.text for t in case.turns)]
+        texts += [step.answer for turn in case.turns for step in turn.steps]
+        said = set(re.findall("[a-z]+", " ".join(texts).lower()))
+        assert set() == said & set(HELD_WORDS)
+
+
 def test_the_made_up_folder_answers_like_the_tools(tmp_path: Path) -> None:
     """What a dialogue says a tool returned is what the tool returns on that folder."""
     for number in range(40):

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxmoe.agent.loop import MOST_ROUNDS, Conversation, RoundsSpent, ToolResult, TurnEvent
+from mlxmoe.agent.loop import (
+    MOST_ROUNDS,
+    Conversation,
+    Forgotten,
+    RoundsSpent,
+    ToolResult,
+    TurnEvent,
+)
 from mlxmoe.agent.toolbox import Toolbox, own_tools
 from mlxmoe.checkpoint import open_checkpoint
 from mlxmoe.errors import PromptError
@@ -178,6 +185,21 @@ def test_a_turn_cancelled_between_replies_is_forgotten(stage: Stage, toolbox: To
             conversation.cancel()
 
     assert (1, ()) == (len(submitted), conversation.messages)
+
+
+def test_a_turn_cancelled_before_its_tools_run_runs_none(stage: Stage, toolbox: Toolbox) -> None:
+    """Nothing is called any more, and the reader hears that the turn is forgotten."""
+    teach(stage, toolbox, [user("go"), said("", "", SUM)])
+    conversation = Conversation(stage.engine.submit, toolbox, FORM)
+    seen: list[TurnEvent] = []
+    for event in conversation.turn("go"):
+        seen.append(event)
+        if isinstance(event, Finished):
+            conversation.cancel()
+
+    assert Forgotten() == seen[-1]
+    assert not any(isinstance(event, ToolResult) for event in seen)
+    assert () == conversation.messages
 
 
 def test_a_reply_cut_by_its_length_runs_no_calls(stage: Stage, toolbox: Toolbox) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxmoe.agent.tool import ERROR, Tool
+from mlxmoe.agent.tool import ERROR, Tool, cut
 from mlxmoe.errors import CheckpointError
 from mlxmoe.untrusted import open_file
 
@@ -40,12 +40,12 @@ class _Folder:
         try:
             place = self._place(folder)
             if place is None or not place.is_dir():
-                return f"{ERROR}no folder {folder}"
+                return f"{ERROR}no folder {_told(folder)}"
             names = [name for _, name in sorted(_entry(path) for path in _visible(place))]
         except _RefusedError as refused:
-            return f"{ERROR}{folder} {refused}"
+            return f"{ERROR}{_told(folder)} {refused}"
         except OSError:
-            return f"{ERROR}{folder} can't be read"
+            return f"{ERROR}{_told(folder)} can't be read"
         return "\n".join(_at_most(names, MOST_ENTRIES)) or EMPTY
 
     def read_file(self, path: str) -> str:
@@ -53,14 +53,14 @@ class _Folder:
         try:
             place = self._place(path)
             if place is None or not place.exists():
-                return f"{ERROR}no file {path}"
+                return f"{ERROR}no file {_told(path)}"
             if place.is_dir():
-                return f"{ERROR}{path} is a folder"
+                return f"{ERROR}{_told(path)} is a folder"
             text = _read(place, READ_BYTES).rstrip("\n")
         except _RefusedError as refused:
-            return f"{ERROR}{path} {refused}"
+            return f"{ERROR}{_told(path)} {refused}"
         except OSError:
-            return f"{ERROR}{path} can't be read"
+            return f"{ERROR}{_told(path)} can't be read"
         more = len(text) - MOST_CHARACTERS
         if more > 0:
             return f"{text[:MOST_CHARACTERS]}\n… ({more} more characters)"
@@ -94,7 +94,7 @@ class _Folder:
 
     def _place(self, path: str) -> Path | None:
         """The real path, None for a text that can't be one. Raises _RefusedError, OSError."""
-        if "\0" in path or len(path) > MOST_CHARACTERS:
+        if "\0" in path or len(path) > MOST_CHARACTERS or not _is_unicode(path):
             return None
         if os.path.isabs(path) or ".." in Path(path).parts:
             raise _RefusedError("is outside the folder")
@@ -112,7 +112,15 @@ def _real(path: Path) -> Path:
 def _entry(path: Path) -> tuple[tuple[str, str], str]:
     """What an entry is sorted by, and how it is shown."""
     name = _shown(path.name)
-    return (name.casefold(), name), f"{name}/" if path.is_dir() else name
+    return (name.casefold(), name), f"{name}/" if _is_folder(path) else name
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is one; a link that leads nowhere is none, whatever is wrong with it."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -121,22 +129,32 @@ def _visible(folder: Path) -> list[Path]:
 
 def _files(folder: Path) -> Iterator[Path]:
     """All files below a folder, sorted by path; hidden ones and linked folders are left out."""
-    try:
-        found = [(path, path.is_dir()) for path in _visible(folder)]
-    except OSError:
-        return
-    for path, is_dir in sorted(found, key=lambda one: one[0].name + "/" * one[1]):
-        if not is_dir:
+    # A stack of our own: a tree may be deeper than Python's.
+    waiting = [iter(_sorted(folder))]
+    while waiting:
+        path = next(waiting[-1], None)
+        if path is None:
+            waiting.pop()
+        elif not _is_folder(path):
             yield path
         elif not path.is_symlink():
-            yield from _files(path)
+            waiting.append(iter(_sorted(path)))
+
+
+def _sorted(folder: Path) -> list[Path]:
+    """What is in a folder, so that paths come out sorted; nothing where it can't be read."""
+    try:
+        return sorted(_visible(folder), key=lambda path: path.name + "/" * _is_folder(path))
+    except OSError:
+        return []
 
 
 def _read(path: Path, limit: int) -> str:
     """A file's text, lines ending in newlines. Raises _RefusedError for anything else."""
     try:
         with open_file(path) as file:
-            data = file.read(limit + 1)
+            # A special file that has nothing yet gives None.
+            data = file.read(limit + 1) or b""
     except CheckpointError as error:
         raise _RefusedError("can't be read") from error
     if len(data) > limit:
@@ -150,9 +168,19 @@ def _read(path: Path, limit: int) -> str:
     return text.replace("\r\n", "\n")
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether it is text at all: a model can write half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _shown(name: str) -> str:
     """A file's name as one line of text, whatever bytes it is made of."""
     return "".join(c if c.isprintable() else "\ufffd" for c in name)
+
+
+def _told(path: str) -> str:
+    """A path of the model's in a message to it."""
+    return cut(_shown(path))
 
 
 def _at_most(lines: list[str], most: int) -> list[str]:

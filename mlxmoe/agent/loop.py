@@ -4,6 +4,7 @@ Knows no engine and no terminal: whoever takes a `Request` and gives a `Stream` 
 The history is what was said, word for word, so that each prompt begins with the last one.
 """
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 
@@ -29,7 +30,12 @@ class RoundsSpent:
     rounds: int
 
 
-TurnEvent = Event | ToolResult | RoundsSpent
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The turn was cancelled where there was nothing whole to keep of it."""
+
+
+TurnEvent = Event | ToolResult | RoundsSpent | Forgotten
 
 
 class Conversation:
@@ -41,7 +47,7 @@ class Conversation:
         self._form = replace(form, tools=toolbox.declarations)
         self._messages = form.messages
         self._stream: Stream | None = None
-        self._cancelled = False
+        self._cancelled = threading.Event()
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -56,7 +62,7 @@ class Conversation:
     @property
     def cancelled(self) -> bool:
         """True once this turn was asked to stop."""
-        return self._cancelled
+        return self._cancelled.is_set()
 
     def set_tier(self, tier: Tier) -> None:
         """Think so from the next request on."""
@@ -68,7 +74,7 @@ class Conversation:
 
     def cancel(self) -> None:
         """Stop this turn soon: its stream ends as cancelled, or no other one begins."""
-        self._cancelled = True
+        self._cancelled.set()
         if self._stream:
             self._stream.cancel()
 
@@ -81,9 +87,11 @@ class Conversation:
         """
         before, kept = self._messages, False
         self._messages = (*before, user(text))
-        self._cancelled = False
+        self._cancelled.clear()
         try:
             kept = yield from self._rounds()
+            if not kept:
+                yield Forgotten()
         finally:
             if self._stream and not kept:
                 self._stream.cancel()
@@ -94,15 +102,17 @@ class Conversation:
     def _rounds(self) -> Generator[TurnEvent, None, bool]:
         """Whether there is something to keep."""
         for _ in range(MOST_ROUNDS):
-            if self._cancelled:
+            if self._cancelled.is_set():
                 return False
             reply = yield from self._ask()
             if reply.finish_reason != "tool_calls":
                 # Calls that are not run would stand in the history without results.
                 self._messages += (replace(reply.message, tool_calls=()),)
-                return bool(reply.reasoning or reply.content or not self._cancelled)
+                return bool(reply.reasoning or reply.content or not self._cancelled.is_set())
             self._messages += (reply.message,)
             for call in reply.tool_calls:
+                if self._cancelled.is_set():
+                    return False
                 result = ToolResult(call, self._toolbox.answer(call))
                 self._messages += (_message(result),)
                 yield result
@@ -112,7 +122,7 @@ class Conversation:
     def _ask(self) -> Generator[Event, None, Reply]:
         """The next reply, its events as they come."""
         self._stream = stream = self._submit(replace(self._form, messages=self._messages))
-        if self._cancelled:
+        if self._cancelled.is_set():
             stream.cancel()
         seen = []
         for event in stream:

@@ -16,11 +16,14 @@ from train_demo.dialogues import (
     make_scene,
     make_turn,
 )
-from train_demo.turns import Effort
+from train_demo.turns import Effort, Scene
 
 # (length of a row, how often): many rows hold one or two turns only
-LENGTHS = ((96, 0.12), (160, 0.25), (256, 0.3), (416, 0.23), (672, 0.1))
+LENGTHS = ((96, 0.12), (160, 0.22), (256, 0.27), (416, 0.21), (672, 0.1), (1120, 0.08))
 ROW_TOKENS = 1536
+# Rows whose first turn had another effort, as after /tier in a chat; it is not learned from.
+MIXED_SHARE = 0.12
+THINKING: tuple[Effort, ...] = ("low", "high", "max")
 DECLARATIONS = own_tools(Path()).declarations
 
 Encoded = tuple[list[int], list[bool]]
@@ -96,10 +99,24 @@ def _row(chat: KimiChat, random: Random, effort: Effort, tools: bool, length: in
     if random.random() < SYSTEM_SHARE:
         words = Message("system", (Text(random.choice(SYSTEM_WORDS)),))
         ids, said = encode(chat, [words], effort)
+    if effort != "off" and random.random() < MIXED_SHARE:
+        more = _other_effort(chat, scene, effort)
+        if len(more) < length // 2:
+            ids, said = ids + more, said + [False] * len(more)
+        else:
+            scene.result, scene.seen = None, {}
     while len(ids) < length:
         more, own = encode(chat, make_turn(scene).messages(scene.world), effort)
         ids, said = ids + more, said + own
     return ids[:length], said[:length]
+
+
+def _other_effort(chat: KimiChat, scene: Scene, effort: Effort) -> list[int]:
+    """A turn that was thought about more, or less, than the rest will be."""
+    scene.effort = scene.random.choice([other for other in THINKING if other != effort])
+    ids = encode(chat, make_turn(scene).messages(scene.world), effort)[0]
+    scene.effort = effort
+    return ids
 
 
 def _request(messages: Sequence[Message], effort: Effort, tools: bool) -> Request:

@@ -38,21 +38,21 @@ SYSTEM_WORDS = (
 # kind -> how often, and what makes a turn of it
 KINDS: dict[str, tuple[float, Callable[[Scene], Turn]]] = {
     "greet": (3.0, lambda scene: talk(scene, "greet")),
-    "self": (3.0, lambda scene: talk(scene, "self")),
-    "can": (3.0, lambda scene: talk(scene, "can")),
-    "thanks": (2.0, lambda scene: talk(scene, "thanks")),
-    "bye": (2.0, lambda scene: talk(scene, "bye")),
+    "self": (4.0, lambda scene: talk(scene, "self")),
+    "can": (4.0, lambda scene: talk(scene, "can")),
+    "thanks": (4.0, lambda scene: talk(scene, "thanks")),
+    "bye": (4.0, lambda scene: talk(scene, "bye")),
     "fallback": (7.0, fallback),
     "easy_sum": (9.0, lambda scene: sum_turn(scene, easy=True)),
     "sum": (14.0, lambda scene: sum_turn(scene, easy=False)),
-    "list": (9.0, list_turn),
+    "list": (10.0, list_turn),
     "read": (11.0, read_turn),
     "value": (11.0, value_turn),
     "find": (10.0, find_turn),
-    "retry": (6.0, lambda scene: _either(scene, retry_turn, no_folder_turn)),
-    "two": (7.0, lambda scene: _either(scene, two_sums, two_reads)),
-    "follow": (7.0, follow_sum),
-    "recall": (6.0, lambda scene: _recall(scene)),
+    "retry": (10.0, lambda scene: _either(scene, retry_turn, no_folder_turn)),
+    "two": (10.0, lambda scene: _either(scene, two_sums, two_reads)),
+    "follow": (10.0, follow_sum),
+    "recall": (8.0, lambda scene: _recall(scene)),
 }
 NEEDS_TOOLS = {"retry", "two", "follow"}
 PLAIN = ("greet", "self", "can", "thanks", "bye", "fallback")

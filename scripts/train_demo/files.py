@@ -63,7 +63,8 @@ def value_turn(scene: Scene) -> Turn:
 
 def find_turn(scene: Scene) -> Turn:
     """Where a word stands."""
-    words = {word for text in scene.world.files.values() for word in text.split() if _plain(word)}
+    found = {word for text in scene.world.files.values() for word in text.split() if _plain(word)}
+    words = [word for word in found if scene.lexicon.allows(word) or not scene.lexicon.fresh]
     there = bool(words) and scene.random.random() < 0.85
     word = scene.random.choice(sorted(words)) if there else scene.lexicon.word()
     text = scene.ask("find", word=scene.random.choice((word, word, word, f'"{word}"')))

@@ -16,7 +16,8 @@ MOST_ROUNDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One message of the model; `whole` unless it ran into the limit of tokens."""
+    """One message of the model; `whole` unless it ran into the limit of tokens or a call in it
+    could not be read. `thinking_tokens` count the three that close the thinking."""
 
     message: Message
     thinking_tokens: int
@@ -27,7 +28,7 @@ Answered = list[tuple[Dialogue, list[Answer]]]
 
 
 def is_right(dialogue: Dialogue, answers: Sequence[Answer]) -> bool:
-    """Exactly the expected calls with the expected arguments, and exactly the expected answer.
+    """Message by message exactly the expected calls, arguments and text, and nothing else.
 
     What was thought does not count.
     """
@@ -38,7 +39,9 @@ def is_right(dialogue: Dialogue, answers: Sequence[Answer]) -> bool:
         made = [(call.name, call.arguments) for call in answer.message.tool_calls]
         if made != [(tool, {ARGUMENT[tool]: given}) for tool, given in step.calls]:
             return False
-    return answers[-1].message.text == steps[-1].answer
+        if answer.message.text != step.answer:
+            return False
+    return True
 
 
 def tool_messages(world: World, calls: Sequence[ToolCall]) -> list[Message]:

@@ -98,6 +98,8 @@ class Mla(nn.Module):
         dsa = c["dsa_config"]
         self.indexer = Indexer(hidden, q_rank, dsa["index_n_heads"], dsa["index_head_dim"], eps)
         self.teaching = torch.zeros(())
+        # How far each query's last chosen key is from the first that was not; for checks.
+        self.gaps = torch.zeros(())
 
     def forward(self, x: Tensor, state: MlaState | None) -> tuple[Tensor, MlaState]:
         """x [B, T, D] after `state` -> [B, T, D] and the state after it."""
@@ -134,7 +136,9 @@ class Mla(nn.Module):
 
     def _selected(self, scores: Tensor) -> Tensor:
         """The `topk` highest of each row as a mask; of equal ones the lower index wins."""
-        least = scores.topk(self.topk, -1).values[..., -1:]
+        best = scores.topk(self.topk + 1, -1).values
+        least = best[..., -2:-1]
+        self.gaps = (best[..., -2] - best[..., -1]).nan_to_num(torch.inf)
         above = scores > least
         level = (scores == least) & (scores > -torch.inf)
         room = self.topk - above.sum(-1, keepdim=True)

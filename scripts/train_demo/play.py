@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlxmoe.agent.loop import Conversation
 from mlxmoe.agent.toolbox import Toolbox, own_tools
-from mlxmoe.events import Finished, Request, Sampling, Stream
+from mlxmoe.events import Finished, Request, Sampling, Stream, ToolCallDropped
 from train_demo.dialogues import Dialogue
 from train_demo.grade import Answer
 
@@ -22,10 +22,11 @@ def play(submit: Callable[[Request], Stream], dialogue: Dialogue, root: Path) ->
         sampling=Sampling(temperature=0.0, max_tokens=MOST_TOKENS),
     )
     conversation = Conversation(submit, own_tools(root) if dialogue.tools else Toolbox(), form)
-    events = conversation.turn(dialogue.turns[-1].text)
+    events = list(conversation.turn(dialogue.turns[-1].text))
     rounds = [event for event in events if isinstance(event, Finished)]
+    dropped = any(isinstance(event, ToolCallDropped) for event in events)
     said = [m for m in conversation.messages[len(form.messages) :] if m.role == "assistant"]
     return [
-        Answer(message, done.usage.reasoning_tokens, done.reason != "length")
+        Answer(message, done.usage.reasoning_tokens, done.reason != "length" and not dropped)
         for message, done in zip(said, rounds, strict=True)
     ]

@@ -11,7 +11,7 @@ import torch
 
 from mlxmoe.chat.kimi import KimiChat
 from mlxmoe.chat.parser import XtmlParser
-from mlxmoe.events import collect
+from mlxmoe.events import Event, ToolCallDropped, collect
 from mlxmoe.transcript import Message
 from train_demo.batches import encode, preamble
 from train_demo.dialogues import Dialogue
@@ -87,9 +87,15 @@ def _opened(chat: KimiChat, effort: Effort) -> Sequence[int]:
 def _answered(chat: KimiChat, talk: _Talk, opened: Sequence[int], whole: bool) -> None:
     off = talk.dialogue.effort == "off"
     parser = XtmlParser(chat.tokenizer, "response" if off else "think")
-    reply = collect([*parser.feed(talk.ids[talk.start :]), *parser.finish(cut=not whole)])
-    thinking = len(chat.encode_text(reply.reasoning))
-    talk.answers.append(Answer(reply.message, thinking, whole))
+    events: list[Event] = []
+    thinking = 0
+    for token in talk.ids[talk.start :]:
+        thinking += parser.channel == "think"
+        events += parser.feed([token])
+    events += parser.finish(cut=not whole)
+    reply = collect(events)
+    dropped = any(isinstance(event, ToolCallDropped) for event in events)
+    talk.answers.append(Answer(reply.message, thinking, whole and not dropped))
     if not reply.tool_calls or not whole or len(talk.answers) == MOST_ROUNDS:
         talk.done = True
         return

@@ -1,5 +1,6 @@
 """Turns of arithmetic: at once where easy and the effort is low, else with the calculator."""
 
+import re
 from fractions import Fraction
 from random import Random
 
@@ -13,6 +14,13 @@ _SIGNS = {
     "/": ("/", "/", "divided by", "over"),
 }
 _WORDED = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
+# How a wording of `then` tells its sign; the first hint that is found decides.
+_GO_ON = {
+    "+": r"\b(add|plus|put)\b|\+",
+    "*": r"\b(multipl\w+|times)\b|\*",
+    "/": r"\bdivide\b",
+    "-": r"\b(subtract|minus|take)\b|-",
+}
 _EASY_MOST = 10
 
 
@@ -105,19 +113,7 @@ def follow_sum(scene: Scene) -> Turn:
     number = scene.lexicon.whole(scene.random.choice((1, 1, 2, 2, 3)))
     number = "2" if number == "0" else number
     wording = scene.plain("then", n=number)
-    words = set(wording.replace(",", "").split())
-    sign = next(
-        sign
-        for sign, hints in {
-            "+": {"add", "plus", "+"},
-            "-": {"subtract", "minus", "take", "-"},
-            "*": {"multiply", "times", "*"},
-            "/": {"divide"},
-        }.items()
-        if hints & words
-    )
-    if "add" in words:
-        sign = "+"
+    sign = next(sign for sign, hint in _GO_ON.items() if re.search(hint, wording))
     text = dress(scene.random, wording)
     return answer_sum(scene, "follow", text, f"{scene.result} {sign} {number}")
 

@@ -5,7 +5,8 @@
 
 Three phases, by share of the steps: dense attention; then the indexer learns beside it; then
 attention runs over the indexer's selection and the experts are rounded to MXFP4, as they will be.
-`--more` goes on from a finished run in the last phase, with a learning rate that rises again.
+`--more` goes on from a finished run with the same phases and a learning rate that rises again and
+then falls to the end.
 """
 
 import argparse
@@ -79,8 +80,8 @@ def main() -> None:
             given.seed,
             given.lr,
             begin=given.steps,
-            teach_from=0.0,
-            sparse_from=0.0,
+            teach_from=0.5,
+            sparse_from=0.65,
             decay_from=0.0,
         )
     multiprocessing.spawn(_rank, (settings,), nprocs=RANKS)
@@ -108,6 +109,11 @@ class Trainer:
         self.path = settings.folder / "checkpoint.pt"
         if self.path.exists():
             self._load()
+        if self.step < settings.begin:
+            raise SystemExit(
+                f"{self.path}: step {self.step} of {settings.begin}. Finish the run first, "
+                "without --more"
+            )
         self.recent: list[tuple[float, float, float]] = []
 
     def run(self) -> None:

@@ -75,19 +75,27 @@ class Scene:
 
     def ask(self, kind: str, **slots: str) -> str:
         """A wording of `kind`, filled in and dressed."""
-        return dress(self.random, self.plain(kind, **slots))
+        return fill(dress(self.random, self.wording(kind)), slots)
 
     def plain(self, kind: str, **slots: str) -> str:
         """A wording of `kind`, filled in."""
+        return fill(self.wording(kind), slots)
+
+    def wording(self, kind: str) -> str:
+        """A wording of `kind`, its slots still open."""
         wordings = (HELD if self.lexicon.fresh else SEEN)[kind]
-        text = spin(self.random, self.random.choice(wordings))
-        for name, value in slots.items():
-            text = text.replace(f"{{{name}}}", value)
-        return text
+        return spin(self.random, self.random.choice(wordings))
 
     def think(self, high: str, most: str) -> str:
         """The reasoning of this effort: none for low."""
         return {"high": high, "max": most}.get(self.effort, "")
+
+
+def fill(text: str, slots: Mapping[str, str]) -> str:
+    """Put the values in their places. It comes last, so that no name is given a capital."""
+    for name, value in slots.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
 
 
 def listing(names: list[str]) -> str:
