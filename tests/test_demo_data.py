@@ -1,6 +1,7 @@
 """The made-up dialogues the demo model learns from, and those it is tested on."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from random import Random
@@ -10,9 +11,18 @@ import pytest
 from mlxmoe.agent.toolbox import own_tools
 from mlxmoe.chat.kimi import KimiChat
 from mlxmoe.demo import FOLDER
-from mlxmoe.transcript import ToolCall
+from mlxmoe.transcript import Text, ToolCall
 from train_demo.batches import encode, make_batch, preamble, request
-from train_demo.dialogues import EFFORTS, KINDS, Dialogue, held_dialogue, make_scene, make_turn
+from train_demo.dialogues import (
+    EFFORTS,
+    KINDS,
+    Dialogue,
+    held_cases,
+    held_dialogue,
+    make_scene,
+    make_turn,
+)
+from train_demo.grade import Answer, is_right
 from train_demo.turns import ARGUMENT
 from train_demo.wordings import AFTER, BEFORE, HELD, SEEN
 from train_demo.words import HELD_WORDS, SEEN_WORDS, WORDS, Lexicon, held
@@ -154,3 +164,19 @@ def test_each_kind_can_be_asked_at_each_effort(kind: str) -> None:
         )
     assert 0 == lengths["low"] == lengths["off"]
     assert 0 < lengths["high"] < lengths["max"]
+
+
+def test_grading_looks_at_every_message() -> None:
+    """Right are just the expected messages: a word beside a call, another argument, a message
+    more or less, or one that broke off make it wrong."""
+    for kind in KINDS:
+        (case,) = held_cases(kind, "high", 1)
+        said = [m for m in case.turns[-1].messages(case.world) if m.role == "assistant"]
+        right = [Answer(message, 0, True) for message in said]
+        assert is_right(case, right)
+        for at, answer in enumerate(right):
+            talking = replace(answer.message, content=(Text(f"{answer.message.text} so"),))
+            for wrong in (replace(answer, message=talking), replace(answer, whole=False)):
+                assert not is_right(case, [*right[:at], wrong, *right[at + 1 :]])
+        assert not is_right(case, right[:-1])
+        assert not is_right(case, [*right, right[-1]])
