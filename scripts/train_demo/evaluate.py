@@ -6,15 +6,14 @@ Nothing of a held-out dialogue was trained on: its wordings, its words and its n
 digits or more (see `words` and `wordings`). `measure` does the same with the runner itself.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from mlxmoe.chat.kimi import KimiChat
-from train_demo.dialogues import EFFORTS, KINDS, Dialogue, held_cases
-from train_demo.grade import Answered, failures, table_line
+from train_demo.dialogues import Dialogue, held_cases
+from train_demo.grade import Answered, asking_parser, failures, table_line
 from train_demo.layers import Precision, mxfp4_round
 from train_demo.mla import Sparse
 from train_demo.network import Network
@@ -25,13 +24,8 @@ BATCH = 128
 
 def main() -> None:
     """Read the options, answer, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=100, help="dialogues of each kind and effort")
-    parser.add_argument("--efforts", nargs="+", choices=EFFORTS, default=["high"])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser = asking_parser(__doc__)
     parser.add_argument("--dense", action="store_true", help="no selection, no rounding")
-    parser.add_argument("--wrong", type=int, default=0, help="show so many failures of each kind")
     given = parser.parse_args()
     torch.set_num_threads(1)
     chat = KimiChat(given.folder)

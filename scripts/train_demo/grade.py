@@ -1,13 +1,15 @@
 """What the demo model did in a held-out dialogue, and whether that was right."""
 
+import argparse
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 
 from mlxmoe.transcript import Message, Text, ToolCall
-from train_demo.dialogues import Dialogue
+from train_demo.dialogues import EFFORTS, KINDS, Dialogue
 from train_demo.turns import ARGUMENT
 from train_demo.world import World
 
@@ -57,6 +59,17 @@ def _result(world: World, call: ToolCall) -> str:
     if isinstance(given, str) or set(given) != {wanted} or not isinstance(given[wanted], str):
         return f"error: {call.name} needs {wanted}"
     return world.call(call.name, {wanted: given[wanted]})
+
+
+def asking_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that every evaluation has: which dialogues, how many, what to show."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=100, help="dialogues of each kind and effort")
+    parser.add_argument("--efforts", nargs="+", choices=EFFORTS, default=["high"])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--wrong", type=int, default=0, help="show so many failures of each kind")
+    return parser
 
 
 def table_line(kind: str, effort: str, pairs: Answered) -> str:

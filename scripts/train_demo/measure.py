@@ -6,7 +6,6 @@ The same dialogues and the same rule as `evaluate`, but all of it real: the engi
 slots, the chat's loop, the tools on files in a folder. About a second a dialogue.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -16,20 +15,14 @@ from mlxmoe import demo
 from mlxmoe.budget import Settings
 from mlxmoe.checkpoint import open_checkpoint, stream_width
 from mlxmoe.engine import engine_for
-from train_demo.dialogues import EFFORTS, KINDS, held_cases
-from train_demo.grade import Answered, failures, table_line
+from train_demo.dialogues import held_cases
+from train_demo.grade import Answered, asking_parser, failures, table_line
 from train_demo.play import play
 
 
 def main() -> None:
     """Read the options, answer, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=100, help="dialogues of each kind and effort")
-    parser.add_argument("--efforts", nargs="+", choices=EFFORTS, default=["high"])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--wrong", type=int, default=0, help="show so many failures of each kind")
-    given = parser.parse_args()
+    given = asking_parser(__doc__).parse_args()
     mx.disable_compile()
     checkpoint = open_checkpoint(given.folder)
     settings = Settings(None, demo.SLOTS, None, demo.CONTEXT, stream_width())

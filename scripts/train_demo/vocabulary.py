@@ -15,22 +15,13 @@ from random import Random
 import regex
 import tiktoken
 
+from checkpoint_files import tokenizer_config
 from mlxmoe.chat.tokenizer import SPLIT
 from train_demo.words import KEYS, SEEN_WORDS, Lexicon
 
 BASE_TOKENS = 1024
 LETTER_MERGES = 200
 FIXED_LEAST = 40
-SPECIALS = {
-    0: ("[BOS]", True),
-    1: ("[EOS]", True),
-    2: ("<|end_of_msg|>", True),
-    3: ("<|open|>", False),
-    4: ("<|close|>", False),
-    5: ("<|sep|>", False),
-    254: ("[UNK]", True),
-    255: ("[PAD]", True),
-}
 _CUT = regex.compile(SPLIT, regex.V1)
 
 
@@ -120,23 +111,5 @@ def _encoding(tokens: list[bytes]) -> tiktoken.Encoding:
 def vocabulary_files(tokens: list[bytes]) -> dict[str, str]:
     """File name -> text: `tiktoken.model` and `tokenizer_config.json`."""
     lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
-    added = {
-        str(len(tokens) + offset): {
-            "content": name,
-            "lstrip": False,
-            "normalized": False,
-            "rstrip": False,
-            "single_word": False,
-            "special": special,
-        }
-        for offset, (name, special) in SPECIALS.items()
-    }
-    config = {
-        "added_tokens_decoder": added,
-        "bos_token": "[BOS]",
-        "eos_token": "[EOS]",
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "tokenizer_class": "TikTokenTokenizer",
-    }
-    return {"tiktoken.model": "".join(lines), "tokenizer_config.json": json.dumps(config, indent=1)}
+    config = tokenizer_config(len(tokens))
+    return {"tiktoken.model": "".join(lines), "tokenizer_config.json": json.dumps(config, indent=2)}
