@@ -1,17 +1,20 @@
 """The shipped demo model, end to end: its own engine, the chat's loop, real tools, real files."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from metal_kernels.dsa import sparse_mla
+from metal_kernels.kernels import REFERENCE, Kernels
 from mlxmoe import demo
+from mlxmoe.answer import Runtime
 from mlxmoe.budget import Settings
 from mlxmoe.checkpoint import open_checkpoint, stream_width
 from mlxmoe.engine import Engine, engine_for
 from mlxmoe.events import Request, Sampling, collect
+from mlxmoe.models.kimi_k3 import Model
 from mlxmoe.transcript import user
 from train_demo.batches import THINKING
 from train_demo.dialogues import held_cases
@@ -69,9 +72,7 @@ def test_tiers_think_differently(engine: Engine, tmp_path: Path) -> None:
     assert 0 == thinking[0] < thinking[1] < thinking[2]
 
 
-def test_attention_runs_over_a_selection(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_runs_over_a_selection(engine: Engine, tmp_path: Path) -> None:
     """Past `index_topk` keys a full-attention layer reads exactly that many rows of its cache,
     of more than there are."""
     seen: set[tuple[int, int]] = set()
@@ -80,11 +81,18 @@ def test_attention_runs_over_a_selection(
         q: mx.array, latent: mx.array, rows: mx.array, rank: int, scale: float
     ) -> mx.array:
         seen.add((latent.shape[0], rows.shape[-1]))
-        return sparse_mla(q, latent, rows, rank, scale)
+        return REFERENCE.sparse_mla(q, latent, rows, rank, scale)
 
-    monkeypatch.setattr("mlxmoe.models.mla.sparse_mla", recorded)
+    def run_on(runtime: Runtime, kernels: Kernels) -> None:
+        network = runtime.loaded.network
+        assert isinstance(network, Model)
+        for layer in network.layers:
+            layer.self_attn.kernels = kernels
+
     (case,) = held_cases("read", "high", 1)
+    engine.call(lambda runtime: run_on(runtime, replace(REFERENCE, sparse_mla=recorded)))
     play(engine.submit, case, tmp_path)
+    engine.call(lambda runtime: run_on(runtime, REFERENCE))
     assert {128} == {rows for _, rows in seen}
     assert all(keys > 128 for keys, _ in seen)
     assert max(keys for keys, _ in seen) > 300

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metal_kernels.dsa import dsa_scores
+from metal_kernels.dsa_scores import reference as dsa_scores
 from mlxmoe.models.latent_cache import LatentCache
 from networks import load_main, plain_network, run_spans
 from recorder import record

@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.gated_delta import normalize_qk
 
-from metal_kernels.dsa import dsa_scores, sparse_mla
-from metal_kernels.kda import LOWEST_GATE, kda_chunk
-from metal_kernels.topk import topk_indices
+from metal_kernels.dsa_scores import reference as dsa_scores
+from metal_kernels.dsa_topk import reference as topk_indices
+from metal_kernels.kda_chunk import LOWEST_GATE
+from metal_kernels.kda_chunk import reference as kda_chunk
+from metal_kernels.kda_step import KdaConstants, KdaToken, KdaWeights
+from metal_kernels.kda_step import reference as kda_step
+from metal_kernels.sparse_mla import reference as sparse_mla
 from mlxmoe.models.attention import causal_attention
-from mlxmoe.models.kda import kda_step
 from networks import load_arrays
 
 KDA_CASES = ["kda_mixed", "kda_fast", "kda_slow", "kda_one_step"]
@@ -72,18 +75,29 @@ def test_chunkwise_kda_is_the_recurrence(
 
 @pytest.mark.parametrize("case", KDA_CASES)
 def test_kda_steps_are_the_recurrence(kernel_data: dict[str, mx.array], case: str) -> None:
-    """One token at a time gives the same outputs and state."""
-    inputs, state = kda_inputs(kernel_data, case)
-    outs = []
-    for t in range(inputs[0].shape[0]):
-        out, state = kda_step(*take(inputs, slice(t, t + 1)), state)
+    """One token at a time gives the same state, and the same outputs after the norm and the
+    output gate (those two in float64 numpy)."""
+    q, k, v, f, b = (kernel_data[f"{case}.{name}"] for name in ("q", "k", "v", "z", "beta_logit"))
+    rng, eps = np.random.default_rng(3), 1e-5
+    gate, norm = rng.normal(size=q.shape).astype(np.float32), rng.uniform(0.5, 2, 128)
+    weights = KdaWeights(
+        kernel_data[f"{case}.A_log"][: q.shape[1]],
+        kernel_data[f"{case}.dt_bias"],
+        mx.array(norm.astype(np.float32)),
+    )
+    state, outs = kernel_data[f"{case}.state_in"].swapaxes(-1, -2), []
+    for t in range(q.shape[0]):
+        wide = [x[t].astype(mx.float32) for x in (q, k, v)]
+        token = KdaToken(wide[0], wide[1], wide[2], f[t], b[t], mx.array(gate[t]))
+        out, state = kda_step(token, weights, state, KdaConstants(-5.0, 1e-6, eps))
         outs.append(out)
-    error = np.abs(np.array(mx.concatenate(outs)) - np.array(kernel_data[f"{case}.o"]))
+    o = np.array(kernel_data[f"{case}.o"]).astype(np.float64)
+    wanted = o / np.sqrt(np.square(o).mean(-1, keepdims=True) + eps) * norm / (1 + np.exp(-gate))
     state_error = np.abs(
         np.array(state.swapaxes(-1, -2)) - np.array(kernel_data[f"{case}.state_out"])
     )
 
-    assert error.max() < 1e-6
+    assert np.abs(np.array(mx.stack(outs)) - wanted).max() < 1e-5
     assert state_error.max() < 5e-6
 
 

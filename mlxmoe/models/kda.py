@@ -12,9 +12,16 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.gated_delta import gated_delta_kernel, gated_delta_ops, normalize_qk
 
-from metal_kernels.kda import kda_chunk
+from metal_kernels.kda_step import (
+    KdaConstants,
+    KdaToken,
+    KdaWeights,
+    gated_norm,
+    log_decay,
+    normalize,
+)
+from metal_kernels.kernels import Kernels
 from mlxmoe.config import KimiConfig
 
 
@@ -35,21 +42,6 @@ class KdaState:
         return [array for array in (self.conv, self.recurrent) if array is not None]
 
 
-def kda_step(
-    q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """One token through mlx-lm's gated delta rule. q, k: [1, H, Dk] normalised (q scaled),
-    v: [1, H, Dv], g: [1, H, Dk] log decay, beta: [1, H], state: [H, Dv, Dk], all float32
-    -> o [1, H, Dv], state."""
-    run = gated_delta_kernel if _has_kernel(q.shape[-1]) else gated_delta_ops
-    out, after = run(q[None], k[None], v[None], mx.exp(g)[None], beta[None], state[None])
-    return out[0], after[0]
-
-
-def _has_kernel(head_dim: int) -> bool:
-    return mx.metal.is_available() and head_dim % 32 == 0
-
-
 class ShortConv(nn.Module):
     """Weight of a causal depthwise convolution, [C, 1, taps] as in the checkpoint."""
 
@@ -61,12 +53,13 @@ class ShortConv(nn.Module):
 class KimiDeltaAttention(nn.Module):
     """Attention of a KDA layer."""
 
-    def __init__(self, config: KimiConfig):
+    def __init__(self, config: KimiConfig, kernels: Kernels):
         super().__init__()
         c = config
+        self.kernels = kernels
         self.heads, self.head_dim = c.kda.num_heads, c.kda.head_dim
-        self.taps, self.lower_bound = c.kda.short_conv_kernel_size, c.kda.gate_lower_bound
-        self.l2norm_eps = c.l2norm_eps
+        self.taps = c.kda.short_conv_kernel_size
+        self.constants = KdaConstants(c.kda.gate_lower_bound, c.l2norm_eps, c.rms_norm_eps)
         width = self.heads * self.head_dim
         self.q_proj = nn.Linear(c.hidden_size, width, bias=False)
         self.k_proj = nn.Linear(c.hidden_size, width, bias=False)
@@ -85,19 +78,29 @@ class KimiDeltaAttention(nn.Module):
 
     def __call__(self, x: mx.array, cache: KdaState) -> mx.array:
         """x: [T, D], the tokens after those in `cache` -> [T, D]."""
-        q, k, v = (part.reshape(-1, self.heads, self.head_dim) for part in self._qkv(x, cache))
-        q, k = normalize_qk(q, k, inv_scale=self.head_dim**-0.5, eps=self.l2norm_eps)
-        if cache.recurrent is None:
-            cache.recurrent = mx.zeros((self.heads, self.head_dim, self.head_dim))
-        run = kda_step if x.shape[0] == 1 else kda_chunk
-        beta = mx.sigmoid(self.b_proj(x).astype(mx.float32))
-        out, cache.recurrent = run(q, k, v, self._gate(x), beta, cache.recurrent)
-        gate = mx.sigmoid(self.g_proj(x).astype(mx.float32))
-        normed = self.o_norm(out).reshape(x.shape[0], -1) * gate
-        return self.o_proj(normed.astype(x.dtype))
+        q, k, v = self._qkv(x, cache)
+        f, gate = self._by_head(self.f_b_proj(self.f_a_proj(x))), self._by_head(self.g_proj(x))
+        b, constants = self.b_proj(x), self.constants
+        weights = KdaWeights(self.A_log, self.dt_bias, self.o_norm.weight)
+        state = cache.recurrent
+        if state is None:
+            state = mx.zeros((self.heads, self.head_dim, self.head_dim))
+        if x.shape[0] == 1:
+            token = KdaToken(q[0], k[0], v[0], f[0], b[0], gate[0])
+            out, cache.recurrent = self.kernels.kda_step(token, weights, state, constants)
+        else:
+            q, k = normalize(q, k, constants.l2norm_eps)
+            g = log_decay(f, weights, constants.lower_bound)
+            beta = mx.sigmoid(b.astype(mx.float32))
+            mixed, cache.recurrent = self.kernels.kda_chunk(q, k, v, g, beta, state)
+            out = gated_norm(mixed, gate, weights, constants.norm_eps)
+        return self.o_proj(out.reshape(x.shape[0], -1))
+
+    def _by_head(self, x: mx.array) -> mx.array:
+        return x.reshape(-1, self.heads, self.head_dim)
 
     def _qkv(self, x: mx.array, cache: KdaState) -> list[mx.array]:
-        """silu of the three causal convolutions, float32 [T, H*Dk] each."""
+        """silu of the three causal convolutions, float32 [T, H, Dk] each."""
         fresh = mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
         if cache.conv is None:
             cache.conv = mx.zeros((self.taps - 1, fresh.shape[1]), fresh.dtype)
@@ -109,10 +112,4 @@ class KimiDeltaAttention(nn.Module):
             (weight[tap] * inputs[tap : tap + x.shape[0]] for tap in range(1, self.taps)),
             weight[0] * inputs[: x.shape[0]],
         )
-        return list(mx.split(nn.silu(mixed), 3, axis=-1))
-
-    def _gate(self, x: mx.array) -> mx.array:
-        """Log decay per key channel, float32 [T, H, Dk], in (lower_bound, 0)."""
-        z = self.f_b_proj(self.f_a_proj(x)).astype(mx.float32) + self.dt_bias
-        rate = mx.exp(self.A_log)[:, None]
-        return self.lower_bound * mx.sigmoid(rate * z.reshape(-1, self.heads, self.head_dim))
+        return [self._by_head(part) for part in mx.split(nn.silu(mixed), 3, axis=-1)]

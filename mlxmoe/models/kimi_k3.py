@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.kimi_k3 import ResidualBlocks, _attn_res_mix
 
+from metal_kernels.kernels import CHOSEN, Kernels
 from mlxmoe.config import KimiConfig
 from mlxmoe.models.kda import KdaState, KimiDeltaAttention
 from mlxmoe.models.kimi_state import KimiState, LayerState
@@ -70,14 +71,16 @@ class ResidualMix:
 class DecoderLayer(nn.Module):
     """One layer: KDA or gated MLA, then the dense MLP or the latent MoE."""
 
-    def __init__(self, config: KimiConfig, layer: int, dsa: IndexerConfig | None):
+    def __init__(self, config: KimiConfig, layer: int, dsa: IndexerConfig | None, kernels: Kernels):
         super().__init__()
         c, width = config, config.hidden_size
         self.is_kda, self.is_moe = c.is_kda(layer), c.is_moe(layer)
         self.opens_block = layer % c.attn_res_block_size == 0
-        self.self_attn: Any = KimiDeltaAttention(c) if self.is_kda else GatedMLA(c, dsa)
+        self.self_attn: Any = (
+            KimiDeltaAttention(c, kernels) if self.is_kda else GatedMLA(c, dsa, kernels)
+        )
         if self.is_moe:
-            self.block_sparse_moe = LatentMoE(c)
+            self.block_sparse_moe = LatentMoE(c, kernels)
         else:
             self.mlp = MLP(c, c.intermediate_size)
         self.input_layernorm = nn.RMSNorm(width, eps=c.rms_norm_eps)
@@ -117,11 +120,11 @@ class DecoderLayer(nn.Module):
 class TextModel(nn.Module):
     """Embedding, layers, the last mix and norm."""
 
-    def __init__(self, config: KimiConfig, dsa: IndexerConfig | None):
+    def __init__(self, config: KimiConfig, dsa: IndexerConfig | None, kernels: Kernels):
         super().__init__()
         c = config
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = [DecoderLayer(c, i, dsa) for i in range(c.num_hidden_layers)]
+        self.layers = [DecoderLayer(c, i, dsa, kernels) for i in range(c.num_hidden_layers)]
         self.norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.output_attn_res_norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.output_attn_res_proj = nn.Linear(c.hidden_size, 1, bias=False)
@@ -163,18 +166,20 @@ def chunk_borders(tokens: int, cuts: Sequence[int]) -> list[int]:
 class LanguageModel(nn.Module):
     """The text model and its head."""
 
-    def __init__(self, config: KimiConfig, dsa: IndexerConfig | None):
+    def __init__(self, config: KimiConfig, dsa: IndexerConfig | None, kernels: Kernels):
         super().__init__()
-        self.model = TextModel(config, dsa)
+        self.model = TextModel(config, dsa, kernels)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class Model(nn.Module):
-    """K3, or K3.1 when `dsa` is given."""
+    """K3, or K3.1 when `dsa` is given. `kernels` is what every layer runs on."""
 
-    def __init__(self, config: KimiConfig, dsa: IndexerConfig | None = None):
+    def __init__(
+        self, config: KimiConfig, dsa: IndexerConfig | None = None, kernels: Kernels = CHOSEN
+    ):
         super().__init__()
-        self.language_model = LanguageModel(config, dsa)
+        self.language_model = LanguageModel(config, dsa, kernels)
 
     def hidden(
         self,

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
-from metal_kernels.dsa import dsa_scores, sparse_mla
-from metal_kernels.topk import topk_indices
+from metal_kernels.kernels import Kernels
 from mlxmoe.config import KimiConfig
 from mlxmoe.models.attention import BLOCK_ELEMENTS, causal_attention
 from mlxmoe.models.latent_cache import LatentCache
@@ -43,8 +42,9 @@ class Indexer(nn.Module):
     columns fit.
     """
 
-    def __init__(self, config: KimiConfig, dsa: IndexerConfig):
+    def __init__(self, config: KimiConfig, dsa: IndexerConfig, kernels: Kernels):
         super().__init__()
+        self.kernels = kernels
         self.heads, self.width, self.topk = dsa.heads, dsa.head_dim, dsa.topk
         self.scale = dsa.heads**-0.5 * dsa.head_dim**-0.5
         self.wq_b = nn.Linear(dsa.query_width, dsa.heads * dsa.head_dim, bias=False)
@@ -69,7 +69,7 @@ class Indexer(nn.Module):
 
         q: [T, H_I, d_I], w: [T, H_I], keys: [S, d_I]; query t stands at `first + t`.
         """
-        return topk_indices(dsa_scores(q, keys, w, first), self.topk)
+        return self.kernels.dsa_topk(self.kernels.dsa_scores(q, keys, w, first), self.topk)
 
     def step(self, keys: int) -> int:
         """How many queries to score at once against `keys` keys."""
@@ -79,9 +79,10 @@ class Indexer(nn.Module):
 class GatedMLA(nn.Module):
     """Attention of a full-attention layer; `dsa` gives it an indexer."""
 
-    def __init__(self, config: KimiConfig, dsa: IndexerConfig | None):
+    def __init__(self, config: KimiConfig, dsa: IndexerConfig | None, kernels: Kernels):
         super().__init__()
         c = config
+        self.kernels = kernels
         self.heads, self.nope, self.rank = c.num_attention_heads, c.qk_nope_head_dim, c.kv_lora_rank
         self.rot, self.v_dim = c.qk_rope_head_dim, c.v_head_dim
         self.scale = (self.nope + self.rot) ** -0.5
@@ -94,7 +95,7 @@ class GatedMLA(nn.Module):
         self.g_proj = nn.Linear(c.hidden_size, self.heads * self.v_dim, bias=False)
         self.o_proj = nn.Linear(self.heads * self.v_dim, c.hidden_size, bias=False)
         if dsa:
-            self.indexer = Indexer(c, dsa)
+            self.indexer = Indexer(c, dsa, kernels)
 
     def __call__(self, x: mx.array, cache: LatentCache) -> mx.array:
         """x: [T, D], the tokens after the cached ones -> [T, D]."""
@@ -130,7 +131,7 @@ class GatedMLA(nn.Module):
             index_q, index_w = self.indexer.index_queries(x[part], q_residual[part])
             picked = self.indexer(index_q, index_w, keys, first + start)
             absorbed = self._absorb(q[part])
-            mixed = sparse_mla(absorbed, latent, picked, self.rank, self.scale)
+            mixed = self.kernels.sparse_mla(absorbed, latent, picked, self.rank, self.scale)
             outs.append(self._expand_values(mixed))
             if q.shape[0] > step:
                 # Lazy steps would hold every gather of the span at once.

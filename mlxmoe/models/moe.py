@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.models.kimi_k3 import SiTU
 from mlx_lm.models.switch_layers import SwitchGLU
 
-from metal_kernels.topk import topk_indices
+from metal_kernels.kernels import Kernels
 from mlxmoe.config import KimiConfig
 
 
@@ -42,8 +42,9 @@ class MLP(nn.Module):
 class Router(nn.Module):
     """Picks K experts a token. `weight` [E, D] and the bias [E] are float32."""
 
-    def __init__(self, config: KimiConfig):
+    def __init__(self, config: KimiConfig, kernels: Kernels):
         super().__init__()
+        self.kernels = kernels
         self.top_k = config.num_experts_per_token
         # As in mlx-lm: a single pick keeps its own score.
         self.renormalize = config.moe_renormalize and config.num_experts_per_token > 1
@@ -54,7 +55,7 @@ class Router(nn.Module):
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x: [T, D] -> expert ids int32 [T, K] ascending, their weights float32 [T, K]."""
         scores = mx.sigmoid(x.astype(mx.float32) @ self.weight.T)
-        ids = topk_indices(scores + self.e_score_correction_bias, self.top_k)
+        ids = self.kernels.dsa_topk(scores + self.e_score_correction_bias, self.top_k)
         weights = mx.take_along_axis(scores, ids, axis=-1)
         if self.renormalize:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
@@ -78,10 +79,10 @@ class RoutedExperts(SwitchGLU):
 class LatentMoE(nn.Module):
     """Experts in a narrower latent space beside shared experts in the full one."""
 
-    def __init__(self, config: KimiConfig):
+    def __init__(self, config: KimiConfig, kernels: Kernels):
         super().__init__()
         c, latent = config, config.routed_expert_hidden_size
-        self.gate = Router(c)
+        self.gate = Router(c, kernels)
         self.routed_expert_down_proj = nn.Linear(c.hidden_size, latent, bias=False)
         self.routed_expert_up_proj = nn.Linear(latent, c.hidden_size, bias=False)
         self.routed_expert_norm = nn.RMSNorm(latent, eps=c.rms_norm_eps)

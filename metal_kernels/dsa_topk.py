@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 
-def topk_indices(scores: mx.array, k: int) -> mx.array:
+def reference(scores: mx.array, k: int) -> mx.array:
     """The positions of the k largest scores of each row, ascending.
 
     scores: [..., N] -> int32 [..., k]. Of equal scores the lower index wins. A

@@ -12,7 +12,7 @@ CHUNK = 2 * HALF
 LOWEST_GATE = -10.0
 
 
-def kda_chunk(
+def reference(
     q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Any number of tokens, in chunks of 32 (fla `naive_chunk_kda`, restated).
