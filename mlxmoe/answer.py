@@ -86,6 +86,7 @@ class Answer:
         self._stops = StopStrings(request.sampling.stop)
         self._prompt_tokens = self._cached = self._prefilled = 0
         self._reasoning = self._completion = 0
+        self._undecided = 0
         self._prefill_end = self._first_token = 0.0
 
     def run(self) -> None:
@@ -147,14 +148,23 @@ class Answer:
             else:
                 token = sampler(logits)
                 self._first_token = self._first_token or time.monotonic()
-                self._reasoning += parser.channel == "think"
+                self._undecided += parser.channel == "think"
                 self._take([token], parser)
+                self._settle_reasoning(parser)
                 if token in self._chat.stop_ids or self._stops.found or parser.channel == "done":
                     return "stop"
                 if self._completion < limit:
                     logits = self._session.step(token)
             if self._completion >= limit:
                 return "length"
+
+    def _settle_reasoning(self, parser: Parser) -> None:
+        """Tokens that turn out to close the reasoning are no reasoning."""
+        if parser.channel != "think":
+            self._undecided = 0
+        elif not parser.holding:
+            self._reasoning += self._undecided
+            self._undecided = 0
 
     def _at_cap(self, cap: int | None, parser: Parser) -> bool:
         return (
@@ -210,7 +220,8 @@ class Answer:
             planned_memory_bytes=self._limits.planned_bytes,
             experts=_since(self._experts_before, self._slots.stats),
         )
-        usage = Usage(self._prompt_tokens, self._cached, self._reasoning, self._completion)
+        reasoning = self._reasoning + self._undecided
+        usage = Usage(self._prompt_tokens, self._cached, reasoning, self._completion)
         self._stream.put(Finished(reason, usage, stats))
 
 

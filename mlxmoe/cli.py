@@ -146,7 +146,8 @@ def chat(
         ),
     )
     toolbox = own_tools(folder) if tools else Toolbox()
-    raise typer.Exit(run_chat(engine, toolbox, form, f"{model}, tier {tier}"))
+    title = f"{model}, tier {tier}" if think else f"{model}, no thinking"
+    raise typer.Exit(run_chat(engine, toolbox, form, title))
 
 
 @app.command()

@@ -5,11 +5,13 @@ import pty
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# A command line in this process (the fixture `run`): its exit code, stdout and stderr.
+Run = Callable[..., tuple[int, str, str]]
 COMMAND = [sys.executable, "-c", "from mlxmoe.cli import main; main()"]
 
 

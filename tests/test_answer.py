@@ -49,9 +49,10 @@ def ask(stage: Stage, request: Request) -> tuple[Reply, list[Event]]:
 
 
 def test_an_answer_comes_back_as_it_was_said(stage: Stage) -> None:
-    """Reasoning, content, counts and reason of a plain answer."""
+    """Reasoning, content, counts and reason of a plain answer; the marker that closes the
+    reasoning is not counted as reasoning."""
     ids = stage.teach(ASK, said("let me think", "Hello there."))
-    sep = stage.chat.tokenizer.special_id("<|sep|>")
+    close = stage.chat.tokenizer.special_id("<|close|>")
 
     reply, _ = ask(stage, ASK)
 
@@ -60,7 +61,7 @@ def test_an_answer_comes_back_as_it_was_said(stage: Stage) -> None:
     assert len(stage.prompt(ASK)) == reply.usage.prompt_tokens == reply.stats.prefill_tokens
     assert 0 == reply.usage.cached_tokens
     assert len(ids) == reply.usage.completion_tokens == reply.stats.decode_tokens
-    assert ids.index(sep) + 1 == reply.usage.reasoning_tokens
+    assert ids.index(close) == reply.usage.reasoning_tokens
     assert 0 < reply.stats.ttft_seconds <= reply.stats.prefill_seconds + reply.stats.decode_seconds
 
 

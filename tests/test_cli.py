@@ -2,32 +2,12 @@
 
 import json
 import shutil
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mlxmoe import cli
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Run the command line here: its exit code, stdout and stderr."""
-    handler = signal.getsignal(signal.SIGINT)
-
-    def run_here(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mlxmoe", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert isinstance(left.value.code, int)
-        return left.value.code, *capsys.readouterr()
-
-    yield run_here
-    signal.signal(signal.SIGINT, handler)
+from processes import Run
 
 
 @pytest.fixture

@@ -3,36 +3,16 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from mlxmoe import cli, demo
+from mlxmoe import demo
 from mlxmoe.budget import Settings
 from mlxmoe.errors import CheckpointError
-from processes import ROOT
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Run the command line here: its exit code, stdout and stderr."""
-    handler = signal.getsignal(signal.SIGINT)
-
-    def run_here(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mlxmoe", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert isinstance(left.value.code, int)
-        return left.value.code, *capsys.readouterr()
-
-    yield run_here
-    signal.signal(signal.SIGINT, handler)
+from processes import ROOT, Run
 
 
 @pytest.fixture
